@@ -1,0 +1,121 @@
+"""What is a point on the hypersphere, and how does one move there?
+
+The geometry that the forward pass (``nn``), the update (``optim``) and the book share. Every function is pure, acts along
+one axis ``dim`` of a tensor of any shape (by default the last: *a row of a matrix is a point on the sphere*), and runs
+unchanged in float64, on bfloat16 and on DTensors.
+
+Symbols (the paper, sections 2.3 and 3.1, appendix B):
+    w      a unit parameter vector, w_{t-1}          g      its gradient
+    delta  a displacement; the candidate is w~ = w + delta
+    u      the part of a displacement that is tangent to w
+    phi    the angle between w and the candidate       h      a hidden state
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["angle", "cap_angle", "random", "slerp", "step", "tangent", "unit"]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Half precisions are squared and summed in float32; float32 and float64 stay what they are."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _dot(a: Tensor, b: Tensor, dim: int) -> Tensor:
+    return (a * b).sum(dim, keepdim=True)
+
+
+def unit(x: Tensor, dim: int = -1) -> Tensor:
+    """Norm(x) = x / ||x||: the point of the sphere in the direction of x.
+
+    A zero vector has no direction: it stays zero, and its gradient is passed through as it is, finite (x / max(||x||, eps)
+    would multiply that gradient by 1/eps). Written with rsqrt of the sum of squares, which compiles to one reduction.
+
+    >>> unit(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    """
+    y = _wide(x)
+    square = _dot(y, y, dim)
+    return (y * torch.rsqrt(torch.where(square > 0, square, 1.0))).to(x.dtype)
+
+
+def tangent(g: Tensor, w: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
+    """The component of g tangent to the sphere at w (appendix B, Pre-Moment Tangent Projection).
+
+    g - w <w, g> / max(<w, w>, eps): what remains is orthogonal to w, and projecting twice changes nothing.
+    """
+    return g - w * (_dot(w, g, dim) / _dot(w, w, dim).clamp_min(eps))  # app. B
+
+
+def _split(w: Tensor, delta: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The candidate w + delta seen from w: (tangent part u, its length, component along w / ||w||).
+
+    u is taken from the displacement, not from the candidate as the paper's equation is written: both are the same vector,
+    but w + delta has already lost the digits of a small delta (in float32 a percent of the angle at 1e-6 rad).
+    A u of a few rounding errors of delta is no direction at all and counts as zero.
+    """
+    u = tangent(delta, w, dim, eps=torch.finfo(w.dtype).tiny)
+    length = torch.linalg.vector_norm(u, dim=dim, keepdim=True)
+    noise = 4 * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(delta, dim=dim, keepdim=True)
+    length = torch.where(length > noise, length, 0.0)
+    norm = torch.linalg.vector_norm(w, dim=dim, keepdim=True)
+    along = norm + _dot(w, delta, dim) / norm
+    return u, length, along
+
+
+def angle(w: Tensor, delta: Tensor, dim: int = -1) -> Tensor:
+    """phi = atan2(||u||, <w/||w||, w + delta>): the angle between w and w + delta, in radians (section 2.3, ASC).
+
+    ``dim`` is reduced. Accurate to a few rounding errors of the angle itself, however small, and up to pi.
+    """
+    w, delta = _wide(w), _wide(delta)
+    _, length, along = _split(w, delta, dim)
+    return torch.atan2(length, along).squeeze(dim)
+
+
+def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1) -> Tensor:
+    """The Angular Step Cap (section 2.3): the candidate w + delta, turned by at most ``max_angle`` radians from w.
+
+    A candidate within the cap is returned as it is (not normalized: the retraction Norm comes afterwards). Beyond it, the
+    point at ``max_angle`` in the same tangent direction, cos(theta_max) w/||w|| + sin(theta_max) u/||u||. Where the tangent
+    part is zero there is no direction to keep and the candidate is left alone. A ``max_angle`` of 0 returns w / ||w||.
+    """
+    dtype, (w, delta) = w.dtype, (_wide(w), _wide(delta))
+    u, length, along = _split(w, delta, dim)
+    theta = torch.as_tensor(max_angle, dtype=w.dtype, device=w.device)
+    over = (torch.atan2(length, along) > theta) & (length > 0)
+    safe = torch.where(length > 0, length, 1.0)
+    capped = torch.cos(theta) * unit(w, dim) + torch.sin(theta) * (u / safe)
+    return torch.where(over, capped, w + delta).to(dtype)
+
+
+def step(h: Tensor, suggestion: Tensor, alpha: float | Tensor, dim: int = -1) -> Tensor:
+    """Norm(h + alpha * (suggestion - h)): one learned step of the hidden state (eqs. ATTNnew2 and MLPnew2).
+
+    ``alpha`` is a number or a vector of eigen learning rates, one for each coordinate. It is a LERP followed by Norm: for a
+    scalar alpha the result lies on the same great circle as ``slerp``, at a slightly different place along it.
+    """
+    return unit(h + alpha * (suggestion - h), dim)
+
+
+def slerp(a: Tensor, b: Tensor, t: float | Tensor, dim: int = -1) -> Tensor:
+    """The point at the fraction t of the great-circle arc from a to b, both unit vectors.
+
+    The arc between antipodes is not unique: one fixed perpendicular direction is taken, so the result is always a point of
+    the sphere, with slerp(a, b, 0) = a and slerp(a, b, 1) = b.
+    """
+    u, _, _ = _split(a, b - a, dim)
+    phi = 2 * torch.atan2(
+        torch.linalg.vector_norm(b - a, dim=dim, keepdim=True), torch.linalg.vector_norm(b + a, dim=dim, keepdim=True)
+    )
+    axis = torch.zeros_like(a).scatter_(dim, a.abs().argmin(dim, keepdim=True), 1.0)
+    u = torch.where((math.pi - phi) < 4 * torch.finfo(a.dtype).eps, tangent(axis, a, dim), u)
+    return unit(torch.cos(t * phi) * a + torch.sin(t * phi) * unit(u, dim), dim)
+
+
+def random(*shape: int, generator: torch.Generator | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Points drawn uniformly from the sphere of the last dimension: Gaussian, then Norm."""
+    return unit(torch.randn(*shape, generator=generator, dtype=dtype))
