@@ -1,0 +1,70 @@
+# Two commands do everything on a fresh machine with Python, git and make:   make book   and   make test.
+
+PYTHON ?= python3
+BIN    := .venv/bin
+READY  := .venv/.ready
+NOTEBOOKS = $(wildcard book/*.ipynb)
+HTML   := book/_build/html
+export OMP_NUM_THREADS ?= 1
+export JUPYTER_PLATFORM_DIRS = 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help setup book serve test test-all notebooks lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make book       set up, run every notebook, build the book, say where it is"
+	@echo "make test       set up, run the whole suite: units, notebooks (nbval), pages, browser"
+	@echo "make test-all   the same with the slow tests (kernels in an interpreter, soaks)"
+	@echo "make serve      serve the built book on localhost"
+	@echo "make notebooks  execute every notebook and store its outputs"
+	@echo "make lint       ruff"
+	@echo "make clean      remove what was built (.venv stays; remove it by hand)"
+
+setup: $(READY)
+
+# .ready is written last: a .venv without it is half made, and is made anew.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c "import sys" 2>/dev/null || { echo "make: '$(PYTHON)' was not found. Install Python 3.10 or newer, or say which: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10))" || { echo "make: Python 3.10 or newer is needed, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Say which to use: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c "import venv, ensurepip" 2>/dev/null || { echo "make: this Python cannot create virtual environments. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	@if [ -d .venv ] && [ ! -e $(READY) ]; then echo "setup: .venv is half made; starting over"; fi
+	@echo "setup: creating .venv with $$($(PYTHON) -V)"
+	@if [ -e $(READY) ]; then true; else $(PYTHON) -m venv --clear .venv; fi
+	@echo "setup: installing the package, the book and the tests (torch is large: a few minutes the first time)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e ".[book,hf,dev]" || { echo "make: the installation failed; the lines above say where. Is there a network, and room on the disk? A Python newer than our pins know may need: make PYTHON=python3.11"; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || echo "setup: no C++ compiler here. Everything works; the optimizer's step is slower. On Debian or Ubuntu: apt-get install g++"
+	@touch $(READY)
+
+book: $(READY)
+	@echo "book: executing the notebooks that changed and building the pages (warnings are errors)"
+	@$(BIN)/jupyter-book build book --config _config.yml -n -W --keep-going
+	@echo "book: open $(HTML)/index.html, or run 'make serve'"
+
+serve: $(READY)
+	@test -e $(HTML)/index.html || { echo "make: nothing is built yet. First: make book"; exit 1; }
+	@echo "serve: http://localhost:8000 (Ctrl-C ends it)"
+	@$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory $(HTML)
+
+test: $(READY)
+	@echo "test 1/4: lint"
+	@$(BIN)/ruff check -q .
+	@echo "test 2/4: units, twins, peers, ranks"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "$(or $(MARK),not slow and not browser)" tests
+	@echo "test 3/4: notebooks, strictly against their stored outputs; then the pages from those outputs"
+	@NGPT_BOOK=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg -p no:cacheprovider $(NOTEBOOKS)
+	@NGPT_BOOK_EXECUTE=off $(BIN)/jupyter-book build book --config _config.yml -n -W --keep-going -q
+	@echo "test 4/4: every page in a real browser"
+	@NGPT_BOOK_HTML=$(HTML) $(BIN)/python -m pytest -q -m browser tests
+
+test-all:
+	@$(MAKE) test MARK="not browser"
+
+notebooks: $(READY)
+	@$(BIN)/python book/execute.py $(ONLY)
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+
+clean:
+	rm -rf book/_build dist build .pytest_cache .ruff_cache .hypothesis

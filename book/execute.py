@@ -1,0 +1,38 @@
+"""How do the notebooks get the outputs that are committed with them?
+
+    python book/execute.py [NOTEBOOK ...]         (make notebooks)
+
+Executes each in a fresh kernel, in the book's mode (no widget state), and writes it back without what differs from one
+machine or run to the next: timings, kernel versions, transient metadata. nbval then compares every later run with it.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["NGPT_BOOK"] = "1"  # read by ngpt_core.viz: static HTML only
+
+import nbformat
+from nbclient import NotebookClient
+
+BOOK = Path(__file__).parent
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def execute(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number:02d}"
+        cell.metadata.pop("execution", None)
+    nbformat.write(notebook, path)
+    size = path.stat().st_size
+    print(f"notebooks: {path.name}, {size / 1000:.0f} kB")
+    if size > 1_000_000:
+        sys.exit(f"{path.name} has {size:,} bytes with its outputs; the rule is at most 1,000,000. Use fewer grid points.")
+
+
+if __name__ == "__main__":
+    for path in [Path(p) for p in sys.argv[1:]] or sorted(BOOK.glob("*.ipynb")):
+        execute(path)

@@ -1,0 +1,64 @@
+"""Do the project's own files agree with each other?"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+tomllib = pytest.importorskip("tomllib")  # Python 3.11 brings it
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ENVIRONMENT = (ROOT / "environment.yml").read_text()
+REQUESTED = {"jupyter-book", "torch", "mamba-ssm", "ipywidgets", "plotly", "nbval", "einops"}
+
+
+def name(requirement: str) -> str:
+    return re.match(r"[A-Za-z0-9_.-]+", requirement).group().lower()
+
+
+def declared() -> set[str]:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    return {name(r) for r in [*PYPROJECT["project"]["dependencies"], *extras["book"], *extras["hf"], *extras["dev"]]}
+
+
+def test_environment_yml_names_exactly_what_pyproject_asks_for():
+    pip = yaml.safe_load(ENVIRONMENT)["dependencies"][-1]["pip"]
+    named = {name(line) for line in pip if not line.startswith("-")}
+    assert named == declared()
+
+
+def test_environment_yml_names_every_requested_package():
+    named = {name(line.strip(" #-")) for line in ENVIRONMENT.splitlines() if re.match(r"\s*(# )?- \w", line)}
+    assert named >= REQUESTED, REQUESTED - named
+
+
+def test_every_dependency_of_ours_is_pinned_once():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    pinned = [name(line) for line in lines]
+    assert len(pinned) == len(set(pinned))
+    assert set(pinned) >= declared(), declared() - set(pinned)
+
+
+def test_the_repository_address_is_the_same_in_both_places():
+    config = yaml.safe_load((ROOT / "_config.yml").read_text())
+    assert config["repository"]["url"] == PYPROJECT["project"]["urls"]["Repository"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda p: p.name)
+def test_notebooks_are_stored_with_outputs_and_small(path):
+    assert path.stat().st_size < 1_000_000
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    assert all(c["execution_count"] for c in cells), "run make notebooks: a cell has never been executed"
+    assert not any("widget-state" in json.dumps(c["outputs"]) for c in cells)
+
+
+def test_every_public_name_resolves():
+    import ngpt_core as ng
+
+    for public in ng.__all__:
+        assert getattr(ng, public) is not None
+    with pytest.raises(AttributeError, match="has no name"):
+        ng.nothing_of_the_kind
