@@ -1,0 +1,244 @@
+"""What is a model, as a list of numbers?
+
+``ModelConfig`` says everything that decides a model's shape, its start and its recipe: GPT and nGPT are the same config with
+another ``normalized``. Under every field stand its meaning, the paper's symbol and the section. Values are checked when a
+config is made, so that a slip is named here and not deep inside a forward pass.
+
+Letters of a pattern, one block each (as in Nemotron):
+    M  Mamba-2        *  attention        E  mixture of experts (MoE)        -  dense MLP
+"""
+
+import math
+from dataclasses import asdict, dataclass, fields
+
+__all__ = ["FORMAT", "LAYERS", "ModelConfig"]
+
+FORMAT = 1  # of the dictionary below; a reader refuses what it does not know
+LAYERS = {"M": "Mamba-2", "*": "attention", "E": "MoE", "-": "MLP"}
+SCALES = ("alpha", "s_qk", "s_u", "s_z", "s_mamba", "s_moe")
+
+
+def _fail(field: str, rule: str, value: object) -> ValueError:
+    return ValueError(f"ModelConfig.{field} {rule}; got {value!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A complete model. Sizes that a letter of the pattern needs must be given; the others keep their defaults."""
+
+    # ---- the whole -------------------------------------------------------------------------------------------------
+    vocab_size: int
+    """V: the number of tokens, and of rows of the input and the output embedding (untied, as in Nemotron-3)."""
+    d_model: int
+    """d_model: the dimension of the hidden state h and of the sphere on which nGPT's vectors live (section 3.1)."""
+    pattern: str
+    """The blocks in order, one letter each: M Mamba-2, * attention, E mixture of experts, - dense MLP."""
+    normalized: bool = True
+    """True: nGPT (sections 3.1-3.3). False: the same blocks as a pre-RMSNorm GPT, the baseline of section 4."""
+    name: str = ""
+    """The preset's name, for reports; it changes nothing."""
+    max_seq_len: int | None = None
+    """The longest sequence that is accepted. None: any length, for there is no positional embedding to run out of."""
+
+    # ---- attention (section 3.1) -----------------------------------------------------------------------------------
+    n_heads: int = 0
+    """Query heads."""
+    n_kv_heads: int | None = None
+    """Key and value heads; each serves n_heads / n_kv_heads query heads. None: as many as query heads."""
+    head_dim: int | None = None
+    """d_k: the dimension of a head. None: d_model / n_heads, which must then divide."""
+    rope_theta: float | None = None
+    """The base of the rotary embedding. None: no positional embedding, as in Nemotron-3 (the Mamba layers know the order)."""
+
+    # ---- Mamba-2 (section 3.2) -------------------------------------------------------------------------------------
+    mamba_heads: int = 0
+    """Heads of the state-space layer; their number times mamba_head_dim is the inner width d_inner."""
+    mamba_head_dim: int = 64
+    """P: channels of one head."""
+    state: int = 128
+    """N: the size of the state of one channel."""
+    groups: int = 8
+    """G: groups of heads that share the projections B and C."""
+    conv: int = 4
+    """The width of the causal depthwise convolution (with bias) over x, B and C."""
+    chunk: int = 128
+    """The chunk length of the fast scan. It changes the speed, not the result."""
+    A_range: tuple[float, float] = (1.0, 16.0)
+    """-A starts uniform in this range (the paper is silent; the usual Mamba-2 start)."""
+    dt_range: tuple[float, float] = (1e-3, 0.1)
+    """softplus(dt_bias) starts log-uniform in this range (the paper is silent; the usual Mamba-2 start)."""
+    vector_s_mamba: bool = False
+    """s_mamba as a vector of d_model entries in place of a scalar (section 3.2: no significant difference)."""
+
+    # ---- dense MLP, and the activation of the experts (section 3.1) ------------------------------------------------
+    ff: int = 0
+    """d_MLP: the inner width of a '-' block."""
+    activation: str = "relu2"
+    """"relu2", the squared ReLU of Nemotron-3, or "swiglu" with its gate (for '-' blocks; experts are always relu2)."""
+
+    # ---- mixture of experts (section 3.2) --------------------------------------------------------------------------
+    n_experts: int = 0
+    """Routed experts of an 'E' block."""
+    top_k: int = 0
+    """Experts that a token is sent to."""
+    expert_ff: int = 0
+    """The inner width of one routed expert."""
+    shared_ff: int = 0
+    """The inner width of the shared expert, which sees every token; 0: none."""
+    routed_scaling: float = 2.5
+    """The sum of the routing weights of a token."""
+    router_bias_rate: float = 1e-3
+    """By how much a step moves the selection bias of an expert with too much or too little load."""
+    balance_loss: float = 1e-4
+    """The weight of the sequence-wise balance loss; added in training only."""
+    s_u_per_expert: bool = False
+    """One s_u for each routed expert, in place of one for all routed experts of a layer."""
+    vector_s_moe: bool = False
+    """s_moe as a vector of d_model entries in place of a scalar (section 3.2: no significant difference)."""
+
+    # ---- head (section 2.1) ----------------------------------------------------------------------------------------
+    lgp_q: float = 1.0
+    """q of Logit Gradient Preconditioning (item 8 of the summary: 1)."""
+    lgp_form: str = "ratio"
+    """"ratio": (s_z / mean(s_z))^q, the paper's choice; "power": s_z^q / mean(s_z^q), its alternative. The same at q = 0, 1."""
+
+    # ---- scales: value at the start, and units (section 3.1; items 3-7 of the summary) ------------------------------
+    alpha_init: float = 0.1
+    """alpha_A,init = alpha_M,init: the eigen learning rates at the start (item 5; on the order of 1/n_layers)."""
+    alpha_scale: float = 1.0
+    """alpha_A,scale = alpha_M,scale (item 11: 1; the original nGPT: 1/sqrt(d_model))."""
+    abs_alpha: bool = True
+    """Use |alpha|: the paper asks for alpha >= 0 and does not say how."""
+    s_qk_init: float = 1.0
+    """s_qk,init (item 3)."""
+    s_qk_scale: float = 1.0
+    """s_qk,scale (items 3 and 11)."""
+    s_u_init: float = 1.0
+    """s_u,init (item 4)."""
+    s_u_scale: float = 1.0
+    """s_u,scale (item 4)."""
+    s_z_init: float = 1.0
+    """s_z,init (item 7)."""
+    s_z_scale: float = 1.0
+    """s_z,scale (items 7 and 11)."""
+    s_mamba_init: float | None = None
+    """s_mamba,init. None: 0.5 sqrt(d_model) (item 6)."""
+    s_mamba_scale: float = 1.0
+    """s_mamba,scale (item 6)."""
+    s_moe_init: float | None = None
+    """s_moe,init. None: 0.5 sqrt(d_model) (item 6)."""
+    s_moe_scale: float = 1.0
+    """s_moe,scale (item 6)."""
+
+    # ---- the GPT baseline ------------------------------------------------------------------------------------------
+    init_std: float = 0.02
+    """Standard deviation of GPT's matrices at the start; output projections divide it by sqrt(number of blocks)."""
+    norm_eps: float = 1e-5
+    """Epsilon of GPT's RMSNorm. (nGPT has none: its Norm is exact.)"""
+
+    # ---- what the training recipe reads (section 4.1) --------------------------------------------------------------
+    C: float = 0.24
+    """nGPT's peak learning rate is C / sqrt(d_model)."""
+    gpt_lr: float = 2.2e-3
+    """The baseline's peak learning rate."""
+    tokens: int | None = None
+    """Training tokens of this rung of the ladder, for planning."""
+
+    def __post_init__(self) -> None:
+        self._check_whole()
+        checks = {"*": self._check_attention, "M": self._check_mamba, "-": self._check_mlp, "E": self._check_moe}
+        for letter, check in checks.items():
+            if letter in self.pattern:
+                check()
+
+    # ---- what follows from the fields ------------------------------------------------------------------------------
+    @property
+    def d_inner(self) -> int:
+        """The inner width of a Mamba-2 layer."""
+        return self.mamba_heads * self.mamba_head_dim
+
+    def scale_of(self, name: str) -> tuple[float, float]:
+        """(s_init, s_scale) of a scale, as ``Scale(shape, *config.scale_of("s_qk"))`` wants them."""
+        init, scale = getattr(self, f"{name}_init"), getattr(self, f"{name}_scale")
+        return 0.5 * math.sqrt(self.d_model) if init is None else init, scale  # item 6: only s_mamba and s_moe may be None
+
+    # ---- as plain data ---------------------------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON, with the format's version: ``from_dict`` gives the same config back."""
+        return {"format": FORMAT} | {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, object]) -> "ModelConfig":
+        """The config that ``to_dict`` wrote. An unknown field or another format is an error: it would be another model."""
+        values = dict(data)
+        version = values.pop("format", None)
+        if version != FORMAT:
+            raise ValueError(f"This version reads configs of format {FORMAT}; this one says {version!r}: use the version that wrote it.")
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(values.keys() - known):
+            raise ValueError(f"ModelConfig has no field {', '.join(map(repr, unknown))}. It has: {', '.join(sorted(known))}.")
+        if missing := sorted({"vocab_size", "d_model", "pattern"} - values.keys()):
+            raise ValueError(f"ModelConfig needs the field {', '.join(map(repr, missing))}; add it to the dictionary.")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+    # ---- checks ----------------------------------------------------------------------------------------------------
+    def _positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                letters = ", ".join(f"{k} = {v}" for k, v in LAYERS.items())
+                raise _fail(name, f"must be a positive integer for pattern {self.pattern!r} ({letters})", value)
+
+    def _check_whole(self) -> None:
+        if not isinstance(self.pattern, str) or not self.pattern or set(self.pattern) - LAYERS.keys():
+            letters = ", ".join(f"{k} ({v})" for k, v in LAYERS.items())
+            raise _fail("pattern", f"must be a string of the letters {letters}, at least one and no others", self.pattern)
+        self._positive("vocab_size", "d_model", *(("max_seq_len",) if self.max_seq_len is not None else ()))
+        for name in SCALES:
+            init, scale = self.scale_of(name)
+            if not (math.isfinite(init) and math.isfinite(scale) and scale > 0):
+                raise _fail(f"{name}_scale", f"must be positive, and {name}_init finite", (init, scale))
+        if self.lgp_form not in ("ratio", "power"):
+            raise _fail("lgp_form", "must be 'ratio' or 'power' (section 2.1)", self.lgp_form)
+        for name in ("init_std", "norm_eps", "C", "gpt_lr"):
+            if not getattr(self, name) > 0:
+                raise _fail(name, "must be positive", getattr(self, name))
+
+    def _check_attention(self) -> None:
+        self._positive("n_heads")
+        if self.head_dim is None:
+            if self.d_model % self.n_heads:
+                raise _fail("n_heads", f"must divide d_model = {self.d_model} when head_dim is not given", self.n_heads)
+            object.__setattr__(self, "head_dim", self.d_model // self.n_heads)
+        if self.n_kv_heads is None:
+            object.__setattr__(self, "n_kv_heads", self.n_heads)
+        self._positive("head_dim", "n_kv_heads")
+        if self.n_heads % self.n_kv_heads:
+            raise _fail("n_heads", f"must be a multiple of n_kv_heads = {self.n_kv_heads}", self.n_heads)
+        if self.rope_theta is not None and (self.rope_theta <= 0 or self.head_dim % 2):
+            rule = f"must be positive, and head_dim = {self.head_dim} even, for pairs of coordinates are rotated"
+            raise _fail("rope_theta", rule, self.rope_theta)
+
+    def _check_mamba(self) -> None:
+        self._positive("mamba_heads", "mamba_head_dim", "state", "groups", "conv", "chunk")
+        if self.mamba_heads % self.groups:
+            raise _fail("mamba_heads", f"must be a multiple of groups = {self.groups}", self.mamba_heads)
+        for name in ("A_range", "dt_range"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise _fail(name, "must be (low, high) with 0 < low <= high", (low, high))
+
+    def _check_mlp(self) -> None:
+        self._positive("ff")
+        if self.activation not in ("relu2", "swiglu"):
+            raise _fail("activation", "must be 'relu2' or 'swiglu'", self.activation)
+
+    def _check_moe(self) -> None:
+        self._positive("n_experts", "top_k", "expert_ff")
+        if self.top_k > self.n_experts:
+            raise _fail("top_k", f"must be at most n_experts = {self.n_experts}", self.top_k)
+        if isinstance(self.shared_ff, bool) or not isinstance(self.shared_ff, int) or self.shared_ff < 0:
+            raise _fail("shared_ff", "must be an integer, 0 for no shared expert", self.shared_ff)
+        for name in ("routed_scaling", "router_bias_rate", "balance_loss"):
+            if getattr(self, name) < 0:
+                raise _fail(name, "must not be negative", getattr(self, name))
