@@ -61,4 +61,4 @@ def test_every_public_name_resolves():
     for public in ng.__all__:
         assert getattr(ng, public) is not None
     with pytest.raises(AttributeError, match="has no name"):
-        ng.nothing_of_the_kind
+        ng.__getattr__("nothing_of_the_kind")
