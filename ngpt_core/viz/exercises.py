@@ -25,7 +25,7 @@ def check(yours: Callable, truth: Callable, *cases: tuple, tolerance: float = 1e
         error = (got - expected).abs().max().item()
         if not error <= tolerance * max(1.0, expected.abs().max().item()):
             print(
-                f"{name}: not right yet. The largest difference is {error:.2g}; it should begin {expected.flatten()[:4].tolist()}"
+                f"{name}: not right yet. It is off by up to {error:.2g}; it should begin {expected.flatten()[:4].tolist()}"
             )
             return False
     print(f"{yours.__name__}: right, in {len(cases)} case{'s' if len(cases) > 1 else ''}.")
