@@ -1,0 +1,147 @@
+"""Which tokens does each rank see at each step? The same ones on every machine, in every run, from any point of resumption.
+
+Samples are numbered s = 0, 1, 2, ... for the whole job. Sample s is one window of T tokens, and which one depends on nothing
+but (seed, the corpora, T, s): not on ranks, not on the batch size. A global batch of B samples is [s, s + B); rank r of R
+reads the rows r B/R ... (r+1) B/R of it. So one process and a thousand draw the same batches, and the state to resume from is
+a few integers, exact to the token.
+
+    source       with several corpora, sample s goes to the one that is furthest behind its weight (largest w_i (s+1) - n_i,
+                 n_i its samples so far): the shares are exact at every moment, not only on average
+    order        the n_i-th sample of corpus i is window P(n_i mod W), W its number of windows and P a permutation drawn anew
+                 for each pass: every window once an epoch. P is a keyed Feistel network, so no list of W numbers is ever made
+    documents    a window may hold several documents: their numbers come with the tokens, so that attention and state do not
+                 cross; the target that would be the first token of the next document is ignored (-100)
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .corpus import Corpus
+
+__all__ = ["IGNORE", "Batch", "Loader", "permute"]
+
+IGNORE = -100  # the target that F.cross_entropy leaves out
+
+
+@dataclass
+class Batch:
+    tokens: Tensor  # int64 [B, T]
+    targets: Tensor  # int64 [B, T]: the next token, or IGNORE at the end of a document
+    documents: Tensor  # int64 [B, T]: 0, 0, 1, 1, 1, ... within each row
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(x.to(device, non_blocking=True) for x in (self.tokens, self.targets, self.documents)))
+
+    def split(self, rows: int) -> list["Batch"]:
+        """Micro-batches of ``rows`` rows."""
+        return [Batch(*parts) for parts in zip(*(x.split(rows) for x in (self.tokens, self.targets, self.documents)))]
+
+    @property
+    def counted(self) -> Tensor:
+        """The number of targets that count, a scalar tensor."""
+        return (self.targets != IGNORE).sum()
+
+
+def permute(index: int, size: int, key: bytes) -> int:
+    """Where ``index`` goes in the permutation of range(size) that ``key`` names: constant memory, no list.
+
+    A four-round Feistel network on 2b bits is a permutation of range(4^b); walking it until the value falls below ``size``
+    restricts it to range(size) (at most four steps on average, since 4^b < 4 size).
+    """
+    half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for turn in range(4):
+            seal = hashlib.blake2b(turn.to_bytes(1, "little") + right.to_bytes(8, "little"), key=key, digest_size=8)
+            left, right = right, left ^ (int.from_bytes(seal.digest(), "little") & mask)
+        index = left << half | right
+        if index < size:
+            return index
+
+
+class Loader:
+    """Batches of one split of one or several corpora. ``next()`` moves; ``state_dict()`` says where it stands."""
+
+    def __init__(
+        self,
+        corpora: list[tuple[Corpus, float]],
+        batch_size: int,
+        seq_len: int,
+        split: str = "train",
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ):
+        if batch_size % world:
+            raise ValueError(
+                f"the global batch of {batch_size} sequences does not divide into {world} ranks: set --batch-size."
+            )
+        if any(weight <= 0 for _, weight in corpora):
+            raise ValueError(f"the weights of a blend must be positive, got {[weight for _, weight in corpora]}.")
+        if len({corpus.manifest["tokenizer"]["spec"] for corpus, _ in corpora}) > 1:
+            raise ValueError("the corpora of a blend must be packed with one tokenizer; pack them again with the same one.")
+        total = sum(weight for _, weight in corpora)
+        self.corpora, self.weights = [corpus for corpus, _ in corpora], [weight / total for _, weight in corpora]
+        self.streams = [corpus.stream(split) for corpus in self.corpora]
+        self.batch_size, self.seq_len, self.split, self.seed = batch_size, seq_len, split, seed
+        self.rank, self.world = rank, world
+        self.counts = [0] * len(corpora)  # samples taken from each corpus; their sum is s
+
+    @property
+    def windows(self) -> int:
+        """Windows in one pass over all corpora."""
+        return sum(stream.windows(self.seq_len) for stream in self.streams)
+
+    def _assign(self, s: int, counts: list[int]) -> int:
+        return max(range(len(counts)), key=lambda i: (self.weights[i] * (s + 1) - counts[i], -i))
+
+    def _row(self, source: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        stream, T = self.streams[source], self.seq_len
+        epoch, position = divmod(count, stream.windows(T))
+        name = f"{self.seed}/{self.corpora[source].checksum}/{self.split}/{epoch}"
+        key = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        tokens, document = stream.window(permute(position, stream.windows(T), key), T)
+        targets = np.where(document[1:] == document[:-1], tokens[1:], IGNORE)
+        short = T - len(targets)  # the last window of a stream
+        return (
+            np.pad(tokens[:-1], (0, short)),
+            np.pad(targets, (0, short), constant_values=IGNORE),
+            np.pad(document[:-1], (0, short), mode="edge"),
+        )
+
+    def next(self, limit: int | None = None) -> Batch:
+        """The rank's rows of the next global batch. Samples numbered ``limit`` or more come without targets (evaluation)."""
+        share = self.batch_size // self.world
+        mine, rows = range(self.rank * share, (self.rank + 1) * share), []
+        for b in range(self.batch_size):  # every rank counts all B samples and reads its own
+            s = sum(self.counts)
+            source = self._assign(s, self.counts)
+            if b in mine:
+                tokens, targets, document = self._row(source, self.counts[source])
+                rows.append((tokens, targets if limit is None or s < limit else np.full_like(targets, IGNORE), document))
+            self.counts[source] += 1
+        return Batch(*(torch.from_numpy(np.stack(column)) for column in zip(*rows)))
+
+    def state_dict(self) -> dict:
+        return {
+            "counts": list(self.counts),
+            "seed": self.seed,
+            "seq_len": self.seq_len,
+            "corpora": [corpus.checksum for corpus in self.corpora],
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        here = self.state_dict()
+        for key, advice in (
+            ("corpora", "the corpus is not the one that this run was trained on: give the same --data"),
+            ("seq_len", "a position is counted in windows: resume with the same --seq-len"),
+            ("seed", "the order of the data depends on the seed: resume with the same --seed"),
+        ):
+            if state[key] != here[key]:
+                raise ValueError(f"cannot continue from this data position: {advice} (was {state[key]}, is {here[key]}).")
+        self.counts = list(state["counts"])

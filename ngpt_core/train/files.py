@@ -1,0 +1,79 @@
+"""How does a file get onto the disk whole, or not at all?
+
+Everything that must survive a crash is written under a temporary name, forced to the disk, and renamed: a rename is atomic
+within one file system, so a reader sees the old state or the new one and never half of either.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["new_folder", "read_json", "sha256", "sync", "write_json"]
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read_json(path: Path) -> dict:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not the JSON it should be ({error}): it was damaged or edited; restore it.") from None
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace ``path`` by ``value`` as JSON, atomically."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp's own mode would hide a run from the rest of the group
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def sync(folder: Path) -> None:
+    """Force every file below ``folder``, and its directories, to the disk."""
+    for root, _, names in os.walk(folder):
+        for path in [*(os.path.join(root, name) for name in names), root]:
+            if os.name == "nt" and os.path.isdir(path):
+                continue  # Windows opens no directory
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder that becomes ``path`` when the block ends well, and vanishes when it does not.
+
+    ``path`` may exist only as an empty folder: nothing is overwritten.
+    """
+    path = Path(path).absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} exists already: nothing is overwritten; choose another folder, or remove it first.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    try:
+        yield temporary
+        sync(temporary)
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, path)  # onto nothing, or onto an empty folder
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,381 @@
+"""The data path: packing, the held-out split, the loader's promises, and what happens to damaged or missing files."""
+
+import gzip
+import http.server
+import json
+import os
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ngpt_core.train.corpus import Corpus, embedded
+from ngpt_core.train.data import IGNORE, Loader, permute
+from ngpt_core.train.pack import pack, pack_files, token_dtype
+from ngpt_core.train.sources import documents, download, expand, stdlib_files
+from ngpt_core.train.tokenizer import ByteTokenizer, from_description, load_tokenizer, stream_text
+
+
+def texts(count: int, seed: int = 0) -> list[bytes]:
+    """Distinct documents of random lengths; document i begins with its own number."""
+    generator = np.random.default_rng(seed)
+    return [f"<{i}>".encode() + generator.bytes(int(generator.integers(1, 90))) for i in range(count)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    pack(texts(400), tmp_path / "corpus", ByteTokenizer(), val_fraction=0.1, shard_tokens=3000)
+    return Corpus(tmp_path / "corpus")
+
+
+def whole(corpus: Corpus, split: str) -> list[bytes]:
+    """Every document of a split, read back through the stream."""
+    stream = corpus.stream(split)
+    tokens, number = stream.read(0, stream.tokens)
+    cuts = np.flatnonzero(np.diff(number)) + 1
+    return [bytes(part.astype(np.uint8)) for part in np.split(tokens, cuts)]
+
+
+# ---- packing ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_document_comes_back_byte_for_byte_once(corpus):
+    assert Counter(whole(corpus, "train") + whole(corpus, "val")) == Counter(texts(400))
+    assert len(corpus.manifest["splits"]["train"]["shards"]) > 2  # the streams above crossed shards
+
+
+def test_held_out_documents_never_train_even_when_repeated(tmp_path):
+    pack(texts(300) + texts(300), tmp_path / "c", ByteTokenizer(), val_fraction=0.1)
+    corpus = Corpus(tmp_path / "c")
+    train, val = whole(corpus, "train"), whole(corpus, "val")
+    assert corpus.manifest["held_out"]["rule"] == "documents" and val
+    assert not set(train) & set(val)
+
+
+def test_a_single_document_is_cut_and_the_parts_join(tmp_path):
+    book = bytes(range(256)) * 40
+    manifest = pack([book], tmp_path / "c", ByteTokenizer(), val_fraction=0.05)
+    corpus = Corpus(tmp_path / "c")
+    (train,), (val,) = whole(corpus, "train"), whole(corpus, "val")
+    assert manifest["held_out"]["rule"] == "tails" and train + val == book and len(val) == round(0.05 * len(book))
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [
+        "manifest.json", "train-00000.docs", "train-00000.tokens", "val-00000.docs", "val-00000.tokens",
+    ]  # fmt: skip
+
+
+def test_packing_twice_gives_the_same_checksum_and_another_text_another(tmp_path):
+    sums = [
+        pack(source, tmp_path / str(i), ByteTokenizer())["checksum"]
+        for i, source in enumerate([texts(50), texts(50), texts(50, seed=1)])
+    ]
+    assert sums[0] == sums[1] != sums[2]
+
+
+def test_text_globs_jsonl_gzip_and_parquet_hold_the_same_documents(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    stories = ["eins", "zwei\nzwei", "drei é"]
+    for i, story in enumerate(stories):
+        (tmp_path / f"story-{i}.txt").write_text(story, encoding="utf-8")
+    lines = "".join(json.dumps({"text": s, "n": 1}) + "\n" for s in stories) + "\n"
+    (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    pyarrow.parquet.write_table(pyarrow.table({"text": [*stories, None]}), tmp_path / "c.parquet")
+    (tmp_path / "one.txt").write_text("<end>".join(stories), encoding="utf-8")
+
+    def read(source, **kwargs):
+        return [d.decode() for path in expand([str(tmp_path / source)]) for d in documents(path, **kwargs)]
+
+    for source in ("story-*.txt", "a.jsonl", "b.jsonl.gz", "c.parquet"):
+        assert read(source) == stories, source
+    assert read("one.txt", separator="<end>") == stories
+
+
+def test_hugging_face_datasets_stream(tmp_path):
+    pytest.importorskip("datasets")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert list(documents(f"hf:{tmp_path / 'd'}")) == [b"one", b"two"]
+    with pytest.raises(ValueError, match="field 'body'"):
+        list(documents(f"hf:{tmp_path / 'd'}", field="body"))
+
+
+def test_token_width_follows_the_vocabulary():
+    assert [token_dtype(v).str for v in (256, 257, 65536, 65537)] == ["|u1", "<u2", "<u2", "<u4"]
+
+
+# ---- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wordpieces(tmp_path):
+    """A small byte-level BPE trained here by the `tokenizers` package."""
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.ByteLevelBPETokenizer()
+    model.train_from_iterator(["the cat sat on the mat é"] * 30, vocab_size=300, special_tokens=["<|endoftext|>"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def test_a_hugging_face_tokenizer_packs_wide_tokens_ends_documents_and_travels_with_the_corpus(tmp_path, wordpieces):
+    (tmp_path / "t.txt").write_text("the cat é", encoding="utf-8")
+    tokenizer = load_tokenizer(str(wordpieces))
+    manifest = pack_files([str(tmp_path / "t.txt")] * 3, tmp_path / "c", tokenizer, val_fraction=0)
+    corpus = Corpus(tmp_path / "c")
+    tokens, number = corpus.stream("train").read(0, 10**6)
+    assert manifest["dtype"] == "<u2" and (tokens == tokenizer.end_of_text).sum() == 3 == number.max() + 1
+    wordpieces.unlink()  # the corpus has its own copy
+    assert corpus.tokenizer().decode(tokens[number == 0]) == "the cat é<|endoftext|>"
+    (tmp_path / "c" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="not the tokenizer"):
+        from_description(corpus.manifest["tokenizer"], corpus.folder)
+
+
+@given(st.text(max_size=30))
+def test_streamed_bytes_join_to_the_text_and_never_show_half_a_character(text):
+    pieces = list(stream_text(ByteTokenizer(), text.encode()))
+    assert "".join(pieces) == text
+    assert all(piece for piece in pieces)
+
+
+def test_unknown_tokenizers_say_what_exists(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=r"give `bytes`, the path of a tokenizer.json"):
+        load_tokenizer("no/such-tokenizer")
+
+
+def test_text_that_is_not_utf8_is_named_for_a_tokenizer_that_needs_it(tmp_path, wordpieces):
+    (tmp_path / "bad.txt").write_bytes(b"abc \xff\xfe def")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        pack_files([str(tmp_path / "bad.txt")], tmp_path / "c", load_tokenizer(str(wordpieces)))
+    assert not (tmp_path / "c").exists()
+
+
+# ---- the loader ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 700), st.binary(min_size=1, max_size=16))
+def test_the_order_of_an_epoch_is_a_permutation(size, key):
+    assert sorted(permute(i, size, key) for i in range(size)) == list(range(size))
+
+
+def test_the_order_looks_shuffled():
+    order = np.array([permute(i, 1000, b"key") for i in range(1000)])
+    assert abs(np.corrcoef(order, np.arange(1000))[0, 1]) < 0.15 and (np.diff(order) == 1).sum() < 10
+
+
+def rows(loader: Loader, batches: int) -> torch.Tensor:
+    found = [loader.next() for _ in range(batches)]
+    return torch.cat([torch.stack([b.tokens, b.targets, b.documents]) for b in found], dim=1)
+
+
+def test_an_epoch_holds_every_window_once_and_targets_are_the_next_token_of_the_same_document(corpus):
+    T, stream = 32, corpus.stream("train")
+    loader = Loader([(corpus, 1.0)], batch_size=1, seq_len=T)
+    tokens, number = stream.read(0, stream.tokens)
+    seen = rows(loader, loader.windows)
+    expected = {}
+    for i in range(loader.windows):  # written out once more, token by token
+        row = [[], [], []]
+        for k in range(T):
+            j = i * T + k
+            inside = j < len(tokens) - 1
+            row[0].append(tokens[j] if inside else 0)
+            row[1].append(tokens[j + 1] if inside and number[j + 1] == number[j] else IGNORE)
+            row[2].append(number[min(j, len(tokens) - 2)] - number[i * T])
+        expected[i] = tuple(map(tuple, row))
+    assert Counter(tuple(map(tuple, seen[:, r].tolist())) for r in range(seen.shape[1])) == Counter(expected.values())
+    second = rows(loader, loader.windows)
+    assert not torch.equal(seen, second) and torch.equal(seen[0].sort(0).values, second[0].sort(0).values)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_global_batch_does_not_depend_on_the_number_of_ranks(corpus, world):
+    one = Loader([(corpus, 1.0)], batch_size=8, seq_len=16, seed=3)
+    many = [Loader([(corpus, 1.0)], batch_size=8, seq_len=16, seed=3, rank=r, world=world) for r in range(world)]
+    for _ in range(5):
+        parts = [loader.next() for loader in many]
+        alone = one.next()
+        assert torch.equal(alone.tokens, torch.cat([p.tokens for p in parts]))
+        assert torch.equal(alone.documents, torch.cat([p.documents for p in parts]))
+
+
+def test_resuming_continues_at_the_very_token_on_another_batch_size_too(corpus):
+    straight = Loader([(corpus, 1.0)], batch_size=4, seq_len=16)
+    rows(straight, 3)
+    state = json.loads(json.dumps(straight.state_dict()))
+    wanted = rows(straight, 6)
+    for batch_size in (4, 8, 3):
+        again = Loader([(corpus, 1.0)], batch_size=batch_size, seq_len=16)
+        again.load_state_dict(state)
+        assert torch.equal(rows(again, 24 // batch_size), wanted)
+
+
+def test_a_blend_keeps_its_weights_at_every_moment(tmp_path):
+    for name, letter in (("a", b"a"), ("b", b"b"), ("c", b"c")):
+        pack([letter * 500 + str(i).encode() for i in range(20)], tmp_path / name, ByteTokenizer(), val_fraction=0)
+    corpora = [(Corpus(tmp_path / n), w) for n, w in (("a", 7.0), ("b", 2.0), ("c", 1.0))]
+    loader = Loader(corpora, batch_size=1, seq_len=8)
+    for s in range(1, 200):
+        loader.next()
+        assert all(abs(n - s * w) <= 1 for n, w in zip(loader.counts, (0.7, 0.2, 0.1)))
+
+
+def test_a_position_of_another_corpus_length_or_seed_is_refused(corpus, tmp_path):
+    state = Loader([(corpus, 1.0)], 4, 16).state_dict()
+    pack(texts(30, seed=9), tmp_path / "other", ByteTokenizer())
+    for loader, word in (
+        (Loader([(Corpus(tmp_path / "other"), 1.0)], 4, 16), "--data"),
+        (Loader([(corpus, 1.0)], 4, 32), "--seq-len"),
+        (Loader([(corpus, 1.0)], 4, 16, seed=1), "--seed"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            loader.load_state_dict(state)
+
+
+def test_rows_beyond_the_limit_have_no_targets(corpus):
+    batch = Loader([(corpus, 1.0)], batch_size=4, seq_len=16, split="val").next(limit=3)
+    assert (batch.targets[:3] != IGNORE).any(1).all() and (batch.targets[3] == IGNORE).all()
+
+
+def test_bad_batches_and_weights_are_refused(corpus):
+    with pytest.raises(ValueError, match="does not divide into 3 ranks"):
+        Loader([(corpus, 1.0)], batch_size=8, seq_len=16, world=3)
+    with pytest.raises(ValueError, match="must be positive"):
+        Loader([(corpus, 0.0)], batch_size=8, seq_len=16)
+
+
+# ---- what can go wrong on a disk -------------------------------------------------------------------------------------
+
+
+def test_a_shard_cut_short_is_found_when_the_corpus_is_opened(corpus):
+    path = corpus.folder / "train-00001.tokens"
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(ValueError, match=r"train-00001.tokens was cut short"):
+        Corpus(corpus.folder)
+
+
+def test_one_changed_byte_is_found_by_verify(corpus):
+    corpus.verify()
+    path = corpus.folder / "val-00000.tokens"
+    data = bytearray(path.read_bytes())
+    data[7] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"val-00000.tokens has a wrong checksum"):
+        Corpus(corpus.folder).verify()
+    found = 0
+    for rank in range(3):  # shared between ranks, exactly one of them meets it
+        try:
+            Corpus(corpus.folder).verify(rank, 3)
+        except ValueError:
+            found += 1
+    assert found == 1
+
+
+def test_missing_shards_manifests_and_formats_are_named(corpus, tmp_path):
+    with pytest.raises(ValueError, match="is not a packed corpus"):
+        Corpus(tmp_path / "nowhere")
+    manifest = json.loads((corpus.folder / "manifest.json").read_text())
+    (corpus.folder / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(ValueError, match="format 99"):
+        Corpus(corpus.folder)
+    (corpus.folder / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match="not the JSON"):
+        Corpus(corpus.folder)
+    (corpus.folder / "manifest.json").write_text(json.dumps(manifest))
+    (corpus.folder / "val-00000.docs").unlink()
+    with pytest.raises(ValueError, match=r"val-00000.docs is missing"):
+        Corpus(corpus.folder)
+
+
+def test_an_empty_corpus_and_missing_sources_leave_nothing_behind(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ValueError, match="corpus is empty"):
+        pack_files([str(tmp_path / "empty.txt")], tmp_path / "c", ByteTokenizer())
+    for source, word in (("none.txt", "no file"), ("*.zip", "no file matches"), ("", "is a folder")):
+        with pytest.raises(ValueError, match=word):
+            pack_files([str(tmp_path / source)], tmp_path / "c", ByteTokenizer())
+    (tmp_path / "bad.jsonl").write_text('{"text": "ok"}\n{"body": "no"}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        pack_files([str(tmp_path / "bad.jsonl")], tmp_path / "c", ByteTokenizer())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.jsonl", "empty.txt"]
+
+
+def test_nothing_is_overwritten(corpus):
+    before = {p.name: p.read_bytes() for p in corpus.folder.iterdir()}
+    with pytest.raises(ValueError, match="nothing is overwritten"):
+        pack(texts(3), corpus.folder, ByteTokenizer())
+    assert {p.name: p.read_bytes() for p in corpus.folder.iterdir()} == before
+
+
+# ---- the embedded corpus, and one by URL -----------------------------------------------------------------------------
+
+
+def test_the_embedded_corpus_is_this_python_and_is_packed_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "cache"))
+    files = dict(stdlib_files())
+    assert "abc.py" in files and "json/decoder.py" in files and not any("site-packages" in name for name in files)
+    first = embedded()
+    stamp = (first.folder / "manifest.json").stat().st_mtime_ns
+    second = embedded()
+    assert (second.folder / "manifest.json").stat().st_mtime_ns == stamp and len(list((tmp_path / "cache").iterdir())) == 1
+    everything = set(whole(first, "train")) | set(whole(first, "val"))
+    assert files["abc.py"].read_bytes() in everything
+    assert first.manifest["tokens"] == sum(path.stat().st_size for path in files.values())
+    assert first.manifest["sources"]["sha256"] and first.manifest["python"]
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ValueError, match="NGPT_CACHE"):
+        embedded()
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A real HTTP server on this machine, with a folder to put files in."""
+    folder = tmp_path / "www"
+    folder.mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(folder))
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{httpd.server_address[1]}"
+        httpd.shutdown()
+
+
+def test_a_download_is_recorded_at_first_and_verified_ever_after(tmp_path, monkeypatch, server):
+    import hashlib
+
+    folder, address = server
+    monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "cache"))
+    (folder / "book.txt").write_text("it was a dark and stormy night")
+    url = f"{address}/book.txt"
+    path = download(url)
+    ledger = json.loads((path.parent / "downloads.json").read_text())
+    assert ledger[url]["sha256"] == hashlib.sha256(b"it was a dark and stormy night").hexdigest()
+    (folder / "book.txt").unlink()
+    assert list(documents(url)) == [b"it was a dark and stormy night"]  # from the cache
+    path.write_text("it was a bright day")
+    with pytest.raises(ValueError, match="wrong checksum"):
+        download(url)
+    path.unlink()
+    (folder / "book.txt").write_text("another book")
+    with pytest.raises(ValueError, match="has changed"):
+        download(url)
+    with pytest.raises(ValueError, match="could not download"):
+        download(f"{address}/none.txt")
+    assert sorted(p.name for p in path.parent.iterdir()) == ["downloads.json"]  # no parts left
