@@ -97,8 +97,8 @@ class ModelConfig:
     """s_moe as a vector of d_model entries in place of a scalar (section 3.2: no significant difference)."""
 
     # ---- head (section 2.1) ----------------------------------------------------------------------------------------
-    lgp_q: float = 1.0
-    """q of Logit Gradient Preconditioning (item 8 of the summary: 1)."""
+    lgp_q: float | None = 1.0
+    """q of Logit Gradient Preconditioning (item 8 of the summary: 1). None: the ordinary gradient, without LGP."""
     lgp_form: str = "ratio"
     """"ratio": (s_z / mean(s_z))^q, the paper's choice; "power": s_z^q / mean(s_z^q), its alternative. The same at q = 0, 1."""
 
@@ -173,7 +173,7 @@ class ModelConfig:
         values = dict(data)
         version = values.pop("format", None)
         if version != FORMAT:
-            raise ValueError(f"This version reads configs of format {FORMAT}; this one says {version!r}: use the version that wrote it.")
+            raise ValueError(f"Configs of format {FORMAT} are read here; this is {version!r}: read it with its own version.")
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise ValueError(f"ModelConfig has no field {', '.join(map(repr, unknown))}. It has: {', '.join(sorted(known))}.")

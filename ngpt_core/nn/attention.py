@@ -1,0 +1,110 @@
+"""How do tokens look at each other on the sphere?
+
+    q <- Norm(q) * s_qk,   k <- Norm(k) * s_qk        per head (eqs. qkscaling1, qkscaling2)
+    f(h) = softmax(sqrt(d_k) q k^T) v W_o             item 3 of the summary; GPT: no Norm, no s_qk, 1/sqrt(d_k)
+
+A dot product of two unit vectors is a cosine; the softmax needs differences of size sqrt(d_k), not 1/sqrt(d_k), to be sharp.
+Queries outnumber keys (GQA): each of the G key heads serves H/G query heads. No positional embedding by default, as in
+Nemotron-3; with ``rope_theta`` q and k are rotated first, which commutes with Norm and must come before s_qk.
+
+Shapes: B batch, T new tokens, S all tokens that can be seen, H query heads, G key and value heads, d_k head dimension.
+"""
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from .. import sphere
+from ..config import ModelConfig
+from .scale import Scale
+from .unit import init_rows_, rows
+
+__all__ = ["Attention", "KVCache", "document_mask", "rotate"]
+
+
+def rotate(x: Tensor, theta: float, start: int = 0) -> Tensor:
+    """The rotary embedding of x [..., T, d_k] at the positions start, start + 1, ...
+
+    Coordinates i and i + d_k/2 form a plane, turned by position * theta^(-2i/d_k): a rotation, so norms stay, and the dot
+    product of two rotated vectors depends on the difference of their positions alone. Angles are computed in float32 (in
+    float64 for float64), whatever the precision of x.
+    """
+    half, dtype = x.shape[-1] // 2, torch.float64 if x.dtype == torch.float64 else torch.float32
+    frequency = theta ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
+    phi = torch.arange(start, start + x.shape[-2], device=x.device, dtype=dtype)[:, None] * frequency
+    cos, sin = phi.cos().to(x.dtype), phi.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """documents [B, T] -> [B, 1, T, T], True where a token may look: back, at itself, and within its own document."""
+    same = documents[:, :, None] == documents[:, None, :]
+    return same.tril()[:, None]
+
+
+class KVCache:
+    """The keys and values of a layer's past: two tensors of ``max_len`` places and how many of them are filled."""
+
+    def __init__(self, batch: int, heads: int, max_len: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.k, self.v = torch.empty(2, batch, heads, max_len, head_dim, device=device, dtype=dtype).unbind(0)
+        self.length = 0
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new k, v [B, G, T, d_k]; return all that is stored, [B, G, S, d_k]."""
+        start, end, max_len = self.length, self.length + k.shape[-2], self.k.shape[-2]
+        if end > max_len:
+            raise ValueError(
+                f"The cache has {max_len} places, {start} of them filled, and {k.shape[-2]} more tokens came: "
+                f"make it with max_len >= {end}."
+            )
+        self.k[:, :, start:end], self.v[:, :, start:end] = k, v
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end]
+
+
+class Attention(nn.Module):
+    """q_proj [H d_k, d], k_proj and v_proj [G d_k, d], o_proj [H d_k, d]; s_qk [d_k] in nGPT, shared by the layer's heads."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, d_k = config.d_model, config.head_dim
+        self.q_proj, self.o_proj = rows(config.n_heads * d_k, d), rows(config.n_heads * d_k, d)
+        self.k_proj, self.v_proj = rows(config.n_kv_heads * d_k, d), rows(config.n_kv_heads * d_k, d)
+        self.s_qk = Scale(d_k, *config.scale_of("s_qk")) if config.normalized else None
+        self.softmax_scale = d_k**0.5 if config.normalized else d_k**-0.5  # item 3
+        self.unit_dims = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), -1) if config.normalized else {}
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for w in (self.q_proj, self.k_proj, self.v_proj):
+            init_rows_(w, self.config)
+        init_rows_(self.o_proj, self.config, output=True)
+
+    def forward(self, h: Tensor, documents: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+        """h [B, T, d] -> [B, T, d]. With a cache the T tokens follow those that it holds."""
+        q = rearrange(F.linear(h, self.q_proj), "b t (h k) -> b h t k", k=self.config.head_dim)
+        k = rearrange(F.linear(h, self.k_proj), "b t (g k) -> b g t k", k=self.config.head_dim)
+        v = rearrange(F.linear(h, self.v_proj), "b t (g k) -> b g t k", k=self.config.head_dim)
+        start = cache.length if cache is not None else 0
+        if self.config.rope_theta is not None:
+            q, k = rotate(q, self.config.rope_theta, start), rotate(k, self.config.rope_theta, start)
+        if self.s_qk is not None:
+            s_qk = self.s_qk()
+            q, k = sphere.unit(q) * s_qk, sphere.unit(k) * s_qk  # eqs. qkscaling1, qkscaling2
+        if cache is not None:
+            k, v = cache.append(k, v)
+        mask = None
+        if documents is not None:
+            mask = document_mask(documents)
+        elif start and q.shape[-2] > 1:  # several tokens after a filled cache: row i sees the past and itself
+            mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=h.device).tril(start)
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None and not start, scale=self.softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return rearrange(out, "b h t k -> b t (h k)") @ self.o_proj
+
+    def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> KVCache:
+        return KVCache(batch, self.config.n_kv_heads, max_len, self.config.head_dim, device, dtype)

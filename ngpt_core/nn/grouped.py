@@ -1,0 +1,91 @@
+"""How does one multiply every token by the matrices of its own expert, without a loop that autograd sees?
+
+Tokens are sorted by expert, so expert e owns the rows ends[e-1] : ends[e] and each product is one matrix multiplication:
+
+    expert_mm      y_e = x_e w_e^T  or  x_e w_e          the forward pass, and the gradient to x
+    expert_outer   g_e = a_e^T b_e                        the gradient to w
+
+On CUDA in bfloat16 both are one kernel, torch's grouped matrix multiplication, which reads ``ends`` on the device: the host
+never waits. Elsewhere they are a plain loop of ``mm`` into preallocated memory. Both are custom operators, opaque to
+``torch.compile``, whose gradients are each other: indexing w[e] under autograd would build a full-size gradient per expert.
+
+Symbols: N rows of all experts together, E experts, x [N, p], w [E, ff, d], ends [E] int32 (cumulative counts).
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["expert_mm", "expert_outer"]
+
+
+def _one_kernel(x: Tensor, *sizes: int) -> bool:
+    """Whether torch's grouped kernel takes these: bfloat16 on CUDA from sm_80 on, rows of a multiple of 16 bytes."""
+    return (
+        x.is_cuda
+        and x.dtype == torch.bfloat16
+        and hasattr(torch, "_grouped_mm")
+        and torch.cuda.get_device_capability(x.device) >= (8, 0)
+        and all(size % 8 == 0 for size in sizes)
+    )
+
+
+def _slices(ends: Tensor) -> list[tuple[int, int]]:
+    stops = ends.tolist()  # on a GPU the host waits here; on the CPU it costs nothing
+    return list(zip([0, *stops[:-1]], stops))
+
+
+@torch.library.custom_op("ngpt_core::expert_mm", mutates_args=())
+def expert_mm(x: Tensor, w: Tensor, ends: Tensor, transpose: bool) -> Tensor:
+    """[N, p] by [E, ff, d] -> [N, ff] with ``transpose`` (p = d: x_e w_e^T), else [N, d] (p = ff: x_e w_e)."""
+    if _one_kernel(x, *w.shape[1:]) and len(x):
+        return torch._grouped_mm(x, w.transpose(-2, -1) if transpose else w, offs=ends)
+    y = x.new_empty(len(x), w.shape[1 if transpose else 2])
+    for w_e, (a, b) in zip(w.unbind(0), _slices(ends)):
+        if b > a:
+            torch.mm(x[a:b], w_e.T if transpose else w_e, out=y[a:b])
+    return y
+
+
+@torch.library.custom_op("ngpt_core::expert_outer", mutates_args=())
+def expert_outer(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """[N, p], [N, r] -> [E, p, r]: a_e^T b_e. An expert without tokens gets zeros."""
+    if _one_kernel(a, a.shape[1], b.shape[1]) and len(a):
+        out = torch._grouped_mm(a.T, b, offs=ends)
+        # Some GPUs' kernels leave the product of an empty group unwritten: an expert that saw nothing must learn nothing.
+        empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+        return torch.where(empty[:, None, None], 0.0, out)
+    out = a.new_empty(len(ends), a.shape[1], b.shape[1])
+    for out_e, (start, end) in zip(out.unbind(0), _slices(ends)):
+        if end > start:
+            torch.mm(a[start:end].T, b[start:end], out=out_e)
+        else:
+            out_e.zero_()
+    return out
+
+
+@expert_mm.register_fake
+def _(x: Tensor, w: Tensor, ends: Tensor, transpose: bool) -> Tensor:
+    return x.new_empty(x.shape[0], w.shape[1 if transpose else 2])
+
+
+@expert_outer.register_fake
+def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    return a.new_empty(ends.shape[0], a.shape[1], b.shape[1])
+
+
+def _setup(ctx, inputs, output) -> None:
+    x, w, ends, ctx.transpose = inputs
+    ctx.save_for_backward(x, w, ends)
+
+
+def _backward(ctx, grad: Tensor):
+    x, w, ends = ctx.saved_tensors
+    grad = grad.contiguous()
+    grad_x = expert_mm(grad, w, ends, not ctx.transpose) if ctx.needs_input_grad[0] else None
+    grad_w = None
+    if ctx.needs_input_grad[1]:
+        grad_w = expert_outer(grad, x, ends) if ctx.transpose else expert_outer(x, grad, ends)
+    return grad_x, grad_w, None, None
+
+
+expert_mm.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,89 @@
+"""How does a model become files, and a model again?
+
+A folder with ``model.safetensors`` (the weights and the routers' biases, nothing that runs code) and ``config.json`` (with the
+format's version). Each file is written beside its place and then moved there, so that a crash leaves the old one whole; the
+weights carry a fingerprint of their config, so that files of two different models are never taken for one.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..config import ModelConfig
+from .model import LanguageModel
+
+__all__ = ["CONFIG", "WEIGHTS", "load", "save"]
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def _fingerprint(config: ModelConfig) -> str:
+    return hashlib.sha256(json.dumps(config.to_dict(), sort_keys=True).encode()).hexdigest()
+
+
+def _move_into_place(temporary: Path, path: Path) -> None:
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> Path:
+    """Write the model into ``folder`` (made if need be) and return it. ``state`` replaces ``model.state_dict()``: the gathered
+    tensors of a model that is sharded."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().cpu().contiguous() for k, v in (model.state_dict() if state is None else state).items()}
+    weights, config = folder / f".{WEIGHTS}.{os.getpid()}", folder / f".{CONFIG}.{os.getpid()}"
+    try:
+        save_file(state, weights, metadata={"format": "pt", "config": _fingerprint(model.config)})
+        config.write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
+        _move_into_place(weights, folder / WEIGHTS)
+        _move_into_place(config, folder / CONFIG)
+    finally:
+        weights.unlink(missing_ok=True)
+        config.unlink(missing_ok=True)
+    return folder
+
+
+def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
+    """The model that ``save`` wrote, on ``device``, in eval() mode. ValueError for anything that is not exactly that."""
+    folder = Path(folder)
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} holds no {name}: give a folder that ngpt_core.save wrote.")
+    try:
+        data = json.loads((folder / CONFIG).read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG} is not valid JSON ({error}).") from None
+    config = ModelConfig.from_dict(data)
+    try:
+        with safe_open(folder / WEIGHTS, "pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS} is truncated or is not a safetensors file ({error}): copy it again.") from None
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    _check_same(model.state_dict(), state, folder)
+    if metadata.get("config") != _fingerprint(config):
+        raise ValueError(f"{folder / WEIGHTS} was saved with another config than {CONFIG} beside it: restore the pair.")
+    model.load_state_dict(state, assign=True)  # the meta tensors are replaced: nothing is ever initialized twice
+    return model.eval()
+
+
+def _check_same(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], folder: Path) -> None:
+    """The names and shapes that the config asks for, and no others."""
+    for name in wanted.keys() | found.keys():
+        want, have = ([list(x[name].shape)] if name in x else None for x in (wanted, found))
+        if want != have:
+            raise ValueError(
+                f"The weights in {folder} belong to another config: {name} should be "
+                f"{want[0] if want else 'absent'} by {CONFIG} and is {have[0] if have else 'missing'}."
+            )

@@ -1,0 +1,63 @@
+"""What does the feed-forward block compute, and where must its input stand?
+
+    relu2     f(h) = relu(s_u * u)^2 W_down                        u = W_up h                   (Nemotron-3)
+    swiglu    f(h) = (s_u * u) * silu(s_v * sqrt(d) * v) W_down    u = W_up h, v = W_gate h     (the original nGPT)
+
+For unit h and unit rows, u and v are cosines of size 1/sqrt(d). SiLU must see numbers of size 1 to bend, hence sqrt(d); the
+squared ReLU is homogeneous and bends at any size, so it needs none, and the Norm that follows takes its size away again.
+
+Symbols: h [B, T, d]; u, v [B, T, ff]; s_u [ff] (eq. mlpscaling1; for swiglu [2, ff], its rows being s_u and s_v).
+"""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from .scale import Scale
+from .unit import init_rows_, rows
+
+__all__ = ["MLP", "relu2", "swiglu"]
+
+
+def relu2(u: Tensor, s_u: Tensor | None) -> Tensor:
+    """relu(s_u * u)^2; without s_u for GPT."""
+    u = F.relu(u if s_u is None else u * s_u)  # eq. mlpscaling1
+    return u * u
+
+
+def swiglu(u: Tensor, v: Tensor, s_u: Tensor | None, d_model: int) -> Tensor:
+    """(s_u * u) * silu(s_v * sqrt(d) * v) with s_u, s_v the rows of ``s_u``; u * silu(v) for GPT, which has none."""
+    if s_u is not None:
+        u, v = u * s_u[0], v * (s_u[1] * math.sqrt(d_model))  # eq. mlpscaling1, and the original nGPT's s_v sqrt(d)
+    return u * F.silu(v)
+
+
+class MLP(nn.Module):
+    """up [ff, d], down [ff, d] and, for swiglu, gate [ff, d]; s_u in nGPT. Also the shared expert of an MoE block."""
+
+    def __init__(self, config: ModelConfig, ff: int | None = None, activation: str | None = None) -> None:
+        super().__init__()
+        self.config = config
+        ff, activation = ff or config.ff, activation or config.activation
+        gated = activation == "swiglu"
+        self.up, self.down = rows(ff, config.d_model), rows(ff, config.d_model)
+        self.gate = rows(ff, config.d_model) if gated else None
+        self.s_u = Scale((2, ff) if gated else ff, *config.scale_of("s_u")) if config.normalized else None
+        self.unit_dims = {name: -1 for name in ("up", "gate", "down") if gated or name != "gate"} if config.normalized else {}
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_rows_(self.up, self.config)
+        if self.gate is not None:
+            init_rows_(self.gate, self.config)
+        init_rows_(self.down, self.config, output=True)
+
+    def forward(self, h: Tensor, documents: Tensor | None = None, cache: object = None) -> Tensor:
+        """h [B, T, d] -> [B, T, d]. Tokens do not meet here: documents and cache change nothing."""
+        s_u = None if self.s_u is None else self.s_u()
+        u = F.linear(h, self.up)
+        if self.gate is None:
+            return relu2(u, s_u) @ self.down
+        return swiglu(u, F.linear(h, self.gate), s_u, self.config.d_model) @ self.down

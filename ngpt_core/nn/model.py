@@ -1,0 +1,207 @@
+"""What is the whole model?
+
+    h = embedding(tokens);   h = block(h) for each letter of the pattern;   logits = head(h)
+
+In nGPT h is a unit vector from the first line to the last, there is no norm layer anywhere, and a block is a step on the
+sphere (``residual.py``). GPT is the same list of blocks with RMSNorm before each and before the head.
+
+Shapes: tokens, targets, documents [B, T]; h [B, T, d]; logits [B, T, V].
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from . import generate as generation
+from .attention import Attention
+from .embedding import Embedding, check_tokens
+from .head import Head
+from .mamba2 import Mamba2
+from .mlp import MLP
+from .moe import MoE
+from .residual import Aux, Residual
+from .unit import unit_axes
+
+__all__ = ["Cache", "LanguageModel"]
+
+BLOCKS = {"M": Mamba2, "*": Attention, "E": MoE, "-": MLP}
+
+
+class Cache:
+    """What a model remembers of the tokens it has seen: one state a block, room for ``max_len`` tokens, ``length`` filled."""
+
+    def __init__(self, blocks: list[object], batch: int, max_len: int) -> None:
+        self.blocks, self.batch, self.max_len, self.length = blocks, batch, max_len, 0
+
+
+class LanguageModel(nn.Module):
+    """embedding, blocks (a Residual for each letter of ``config.pattern``) and head; GPT has a last norm_weight.
+
+    >>> import ngpt_core as ng
+    >>> model = ng.LanguageModel(ng.preset("pico"))
+    >>> model(torch.tensor([[72, 105]])).shape
+    torch.Size([1, 2, 256])
+
+    Build it under ``torch.device("meta")`` to have shapes without memory, then ``to_empty(device=...)`` and
+    ``init_weights()``. For sharded training, ``loss`` is a forward method too: register it with
+    ``torch.distributed.fsdp.register_fsdp_forward_method(model, "loss")``.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.stats: dict[str, Tensor | list[Tensor]] = {}
+        self.embedding = Embedding(config)
+        self.blocks = nn.ModuleList(Residual(config, BLOCKS[letter](config)) for letter in config.pattern)
+        self.norm_weight = None if config.normalized else nn.Parameter(torch.ones(config.d_model))
+        self.head = Head(config)
+
+    def reset_parameters(self) -> None:
+        if self.norm_weight is not None:
+            nn.init.ones_(self.norm_weight)
+
+    def init_weights(self) -> None:
+        """Draw every parameter anew, in place: the same values as a fresh model's under the same seed."""
+        for module in self.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
+    # ---- forward ---------------------------------------------------------------------------------------------------
+    def hidden(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> tuple[Tensor, list[Aux]]:
+        """The state h [B, T, d] that the head reads, and what each router of the model says."""
+        self._check(tokens, documents, cache)
+        h, aux = self.embedding(tokens), []
+        for i, block in enumerate(self.blocks):
+            h, a = block(h, documents, None if cache is None else cache.blocks[i])
+            if a is not None:
+                aux.append(a)
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        if self.norm_weight is not None:
+            h = F.rms_norm(h, (self.config.d_model,), self.norm_weight, self.config.norm_eps)
+        return h, aux
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+        """logits [B, T, V], s_z included.
+
+        ``documents`` [B, T] numbers the documents of packed sequences, not decreasing along T: tokens see their own document
+        alone. With a ``cache`` (see ``new_cache``) the tokens follow those that it holds.
+        """
+        return self.head(self.hidden(tokens, documents, cache)[0])
+
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        documents: Tensor | None = None,
+        denominator: float | Tensor | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy over the targets [B, T] that are not -100; in train() mode plus the routers' balance loss.
+
+        ``denominator``: the number of targets of the global batch. The loss is then this part's share of the global mean, so
+        that summing gradients over micro-batches and ranks gives the gradient of the whole; the balance loss is shared out
+        in the same proportion. Afterwards ``stats`` holds, detached, "cross_entropy", "balance" (the term as it is added)
+        and "load" (for each MoE layer the tokens that each expert was given).
+        """
+        if targets.shape != tokens.shape:
+            raise ValueError(f"targets must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(targets.shape)}.")
+        h, aux = self.hidden(tokens, documents)
+        cross_entropy = self.head.loss(h, targets, denominator=denominator)
+        balance = cross_entropy.new_zeros(())
+        if aux and self.training:
+            share = 1.0 if denominator is None else (targets != -100).sum() / denominator
+            balance = torch.stack([a.balance for a in aux]).sum() * (self.config.balance_loss * share)
+        self.stats = {
+            "cross_entropy": cross_entropy.detach(),
+            "balance": balance.detach(),
+            "load": [a.load for a in aux],
+        }
+        return cross_entropy + balance if aux and self.training else cross_entropy
+
+    @torch.no_grad()
+    def update_router_bias(self, load: Sequence[Tensor]) -> None:
+        """The balancing rule, once after an optimizer step: ``load`` is ``stats["load"]``, summed over the step's
+        micro-batches and ranks. Each expert's selection bias moves by ``router_bias_rate`` towards equal load."""
+        routers = [block.mixer.router for block in self.blocks if isinstance(block.mixer, MoE)]
+        if len(load) != len(routers):
+            raise ValueError(f"load must have one entry for each of the {len(routers)} MoE layers; got {len(load)}.")
+        for router, counts in zip(routers, load):
+            router.update(counts)
+
+    # ---- generation ------------------------------------------------------------------------------------------------
+    def new_cache(self, batch: int, max_len: int) -> Cache:
+        """An empty cache for ``batch`` sequences of up to ``max_len`` tokens, on the device of the weights."""
+        w = self.embedding.weight
+        return Cache([block.new_cache(batch, max_len, w.device, w.dtype) for block in self.blocks], batch, max_len)
+
+    def generate(
+        self,
+        tokens: Tensor,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        use_cache: bool = True,
+        stop: int | Sequence[int] = (),
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The prompt [B, T] and up to ``max_new_tokens`` more: see ``nn/generate.py``. Temperature 0.0 is greedy."""
+        new = list(self.stream(tokens, max_new_tokens, temperature, top_k, top_p, use_cache, stop, generator))
+        return torch.cat([tokens, *(t[:, None] for t in new)], 1)
+
+    def stream(self, tokens: Tensor, max_new_tokens: int, *args, **options) -> Iterator[Tensor]:
+        """As ``generate``, but yields the new tokens [B] one step at a time, as they are drawn."""
+        return generation.stream(self, tokens, max_new_tokens, *args, **options)
+
+    # ---- checks ----------------------------------------------------------------------------------------------------
+    def _check(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> None:
+        if tokens.ndim != 2 or tokens.shape[1] == 0:
+            raise ValueError(f"tokens must have the shape [batch, time] with time >= 1; got {tuple(tokens.shape)}.")
+        check_tokens(tokens, self.config.vocab_size)
+        total = tokens.shape[1] + (cache.length if cache is not None else 0)
+        if self.config.max_seq_len is not None and total > self.config.max_seq_len:
+            raise ValueError(f"The sequence has {total} tokens, more than max_seq_len = {self.config.max_seq_len}.")
+        if documents is not None and documents.shape != tokens.shape:
+            raise ValueError(f"documents must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(documents.shape)}.")
+        if cache is not None:
+            if documents is not None:
+                raise ValueError("documents and cache exclude each other: a cache holds one document a row.")
+            if tokens.shape[0] != cache.batch:
+                raise ValueError(f"The cache was made for a batch of {cache.batch}; got {tokens.shape[0]} rows of tokens.")
+            if total > cache.max_len:
+                raise ValueError(f"{total} tokens do not fit the cache of {cache.max_len}: make it with max_len >= {total}.")
+
+    @torch.no_grad()
+    def check(self, tolerance: float = 1e-5) -> None:
+        """Raise ValueError if an invariant of the sphere is broken, naming the place.
+
+        nGPT: every unit row has norm 1, and on a probe of a few tokens h has norm 1 after the embedding and after every block.
+        Both models: parameters and logits are finite. ``tolerance`` is widened to what half precisions can hold.
+        """
+        for name, p in self.named_parameters():
+            if not bool(torch.isfinite(p).all()):
+                raise ValueError(f"{name} has entries that are not finite.")
+        for name, dim in unit_axes(self).items():
+            self._check_unit(name, self.get_parameter(name), dim, tolerance)
+        V, device = self.config.vocab_size, self.embedding.weight.device
+        probe = torch.arange(16, device=device)[None] * max(1, V // 16) % V
+        h = self.embedding(probe)
+        for i, block in enumerate(self.blocks):
+            h, _ = block(h)
+            if self.config.normalized:
+                self._check_unit(f"h after block {i} ({self.config.pattern[i]})", h, -1, tolerance)
+        if not bool(torch.isfinite(self(probe)).all()):
+            raise ValueError("The logits of a probe are not finite.")
+
+    @staticmethod
+    def _check_unit(name: str, x: Tensor, dim: int, tolerance: float) -> None:
+        tolerance = max(tolerance, 4 * torch.finfo(x.dtype).eps)
+        error = float((torch.linalg.vector_norm(x.double(), dim=dim) - 1).abs().max())
+        if not error <= tolerance:
+            raise ValueError(
+                f"{name} has left the sphere: a norm differs from 1 by {error:.2e}, more than {tolerance:.0e}. "
+                "optimizer.step() normalizes parameters; after loading foreign weights call ngpt_core.nn.unit.normalize_."
+            )

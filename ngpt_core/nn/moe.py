@@ -1,0 +1,133 @@
+"""Which experts does a token see, and how are they kept busy?
+
+    x = s_moe * h                                        section 3.2: one scale for the block's input
+    s = sigmoid(W_r x)            in float32             scores of the E experts; unit rows W_r, so logits are s_moe * cosine
+    chosen = top-k of s + b                              the bias b decides who is chosen and nothing else
+    weight_i = routed_scaling * s_i / sum_chosen s       from the scores without bias
+    f(h) = sum_chosen weight_i * expert_i(x) + shared(x)
+
+Balance is kept twice. The bias of each expert moves by ``router_bias_rate`` towards equal load after a step
+(``Router.update``), outside of any gradient. And a small loss looks at each sequence on its own, as in DeepSeek-V3:
+
+    balance = mean over sequences of sum_i f_i P_i,   f_i = E/(k T) * (tokens of the sequence sent to i),
+                                                      P_i = mean over its T tokens of s_i / sum_j s_j
+
+It is 1 at perfect balance. Gradients flow through P alone. No token is dropped and none depends on another: tokens are sorted
+by expert, each expert is one matrix multiplication, and a batch gives what its rows give alone.
+
+Squared-ReLU experts are positively homogeneous and the block's output is normalized, so in nGPT s_moe is felt by the router.
+
+Shapes: B batch, T time, d d_model, E experts, k chosen of them, N = B T k rows after dispatch.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from .grouped import expert_mm
+from .mlp import MLP, relu2
+from .residual import Aux
+from .scale import Scale
+from .unit import init_rows_, rows
+
+__all__ = ["Experts", "MoE", "Router", "balance_loss"]
+
+
+def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
+    """The sequence-wise balance loss from scores [B, T, E] and load [B, E], how often each expert was chosen (see above)."""
+    T, E = scores.shape[1:]
+    f = load * (E / (top_k * T))
+    P = (scores / scores.sum(-1, keepdim=True)).mean(1)
+    return (f * P).sum(-1).mean()
+
+
+class Router(nn.Module):
+    """weight [E, d]; bias [E], a buffer that only ``update`` moves."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = rows(config.n_experts, config.d_model)
+        self.unit_dims = {"weight": -1} if config.normalized else {}
+        self.register_buffer("bias", torch.zeros(config.n_experts))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_rows_(self.weight, self.config)
+        self.bias.zero_()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, d] -> scores [B, T, E], chosen [B, T, k], weights [B, T, k], the last two in no particular order."""
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        with torch.autocast(x.device.type, enabled=False):
+            scores = F.linear(x.to(wide), self.weight.to(wide)).sigmoid()
+        chosen = (scores.detach() + self.bias).topk(self.config.top_k, -1, sorted=False).indices  # selection alone
+        weights = scores.gather(-1, chosen)
+        return scores, chosen, weights * (self.config.routed_scaling / weights.sum(-1, keepdim=True))
+
+    @torch.no_grad()
+    def update(self, load: Tensor) -> None:
+        """Move the bias of each expert by the rate: up if its load [E] was below the mean, down if above, else not at all."""
+        load = load.to(self.bias.device, torch.float64)
+        self.bias.add_(torch.sign(load.mean() - load).to(self.bias.dtype), alpha=self.config.router_bias_rate)
+
+
+class Experts(nn.Module):
+    """up and down [E, ff, d]; s_u [ff] (or [E, ff]) in nGPT. Complete in itself: it may be wrapped for expert parallelism,
+    with tokens exchanged before and after, and nothing else has to know."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        E, ff, d = config.n_experts, config.expert_ff, config.d_model
+        self.up, self.down = rows(E, ff, d), rows(E, ff, d)
+        self.s_u = Scale((E, ff) if config.s_u_per_expert else ff, *config.scale_of("s_u")) if config.normalized else None
+        self.unit_dims = {"up": -1, "down": -1} if config.normalized else {}
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_rows_(self.up, self.config)
+        init_rows_(self.down, self.config, output=True)
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        """x [N, d], sorted by expert, counts [E]: the first counts[0] rows are of expert 0, and so on. -> [N, d]."""
+        ends = counts.cumsum(0).to(torch.int32)
+        s_u = None if self.s_u is None else self.s_u()
+        if s_u is not None and s_u.ndim == 2:  # a row of s_u for each token: that of its expert
+            s_u = s_u.repeat_interleave(counts.long(), 0, output_size=len(x))
+        u = relu2(expert_mm(x, self.up, ends, True), s_u)
+        return expert_mm(u, self.down, ends, False)
+
+
+class MoE(nn.Module):
+    """router, experts, shared (an MLP, or None) and s_moe: h [B, T, d] -> ([B, T, d], Aux)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.top_k = config.top_k
+        shape = config.d_model if config.vector_s_moe else 1
+        self.s_moe = Scale(shape, *config.scale_of("s_moe")) if config.normalized else None
+        self.router = Router(config)
+        self.experts = Experts(config)
+        self.shared = MLP(config, config.shared_ff, "relu2") if config.shared_ff else None
+
+    def forward(self, h: Tensor, documents: Tensor | None = None, cache: object = None) -> tuple[Tensor, Aux]:
+        """Tokens do not meet here: documents and cache change nothing."""
+        x = h if self.s_moe is None else h * self.s_moe()  # sec. 3.2
+        scores, chosen, weights = self.router(x)
+        load = torch.zeros_like(scores[:, 0]).scatter_add_(1, chosen.flatten(1), torch.ones_like(weights).flatten(1))
+        counts = load.sum(0)
+        y = self.route(x.flatten(0, 1), chosen.flatten(0, 1), weights.flatten(0, 1), counts).view_as(x)
+        if self.shared is not None:
+            y = y + self.shared(x)
+        return y, Aux(balance_loss(scores, load, self.top_k), counts.detach())
+
+    def route(self, x: Tensor, chosen: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+        """Send x [n, d] to its chosen experts [n, k], and sum what comes back with the weights [n, k]."""
+        order = chosen.flatten().argsort(stable=True)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)  # where row (token, i) went
+        y = self.experts(x[order // self.top_k], counts)
+        y = y[place].view(*chosen.shape, -1)
+        return torch.einsum("nk,nkd->nd", weights.to(y.dtype), y)

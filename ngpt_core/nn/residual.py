@@ -1,0 +1,62 @@
+"""How does a block move the hidden state?
+
+nGPT takes a learned step on the sphere towards the block's suggestion (eqs. ATTNnew2 and MLPnew2); GPT adds the block's
+output to a stream whose norm nothing bounds, and normalizes what the block reads. This file is where the two differ: the
+blocks themselves are the same modules.
+
+    nGPT   h <- Norm(h + alpha * (Norm(f(h)) - h))          GPT   h <- h + f(RMSNorm(h))
+
+Symbols: h [B, T, d] the hidden state; f the block (attention, Mamba-2, MLP or MoE); alpha [d] its eigen learning rates.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import sphere
+from ..config import ModelConfig
+from .scale import Scale
+
+__all__ = ["Aux", "Residual"]
+
+
+class Aux(NamedTuple):
+    """What a router says about a forward pass. It leaves a block as an output and is kept nowhere on the way, so that a
+    block that is run twice (activation checkpointing) is still counted once."""
+
+    balance: Tensor
+    """The balance loss of the layer, a scalar that gradients flow through."""
+    load: Tensor
+    """[E] float: how many tokens each expert was given."""
+
+
+class Residual(nn.Module):
+    """A block and its step: (h, aux) -> (h, aux), where aux is None unless the block routes."""
+
+    def __init__(self, config: ModelConfig, mixer: nn.Module) -> None:
+        super().__init__()
+        self.d_model, self.eps, self.abs_alpha = config.d_model, config.norm_eps, config.abs_alpha
+        self.mixer = mixer
+        self.alpha = Scale(config.d_model, *config.scale_of("alpha")) if config.normalized else None
+        self.norm_weight = None if config.normalized else nn.Parameter(torch.empty(config.d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.norm_weight is not None:
+            nn.init.ones_(self.norm_weight)
+
+    def forward(self, h: Tensor, documents: Tensor | None = None, cache: object = None) -> tuple[Tensor, Aux | None]:
+        x = h if self.alpha is not None else F.rms_norm(h, (self.d_model,), self.norm_weight, self.eps)
+        out = self.mixer(x, documents, cache)
+        out, aux = out if isinstance(out, tuple) else (out, None)
+        if self.alpha is None:
+            return h + out, aux
+        alpha = self.alpha().abs() if self.abs_alpha else self.alpha()  # alpha in R_{>=0}
+        return sphere.step(h, sphere.unit(out), alpha), aux  # eqs. ATTNnew2, MLPnew2
+
+    def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> object:
+        """The state that the block keeps between tokens, or None if it keeps none (MLP, MoE)."""
+        make = getattr(self.mixer, "new_cache", None)
+        return make(batch, max_len, device, dtype) if make else None
