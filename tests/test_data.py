@@ -23,7 +23,7 @@ from ngpt_core.train.tokenizer import ByteTokenizer, from_description, load_toke
 def texts(count: int, seed: int = 0) -> list[bytes]:
     """Distinct documents of random lengths; document i begins with its own number."""
     generator = np.random.default_rng(seed)
-    return [f"<{i}>".encode() + generator.bytes(int(generator.integers(1, 90))) for i in range(count)]
+    return [f"<{i}>".encode() + generator.bytes(int(generator.integers(1, 90))) + b"." for i in range(count)]
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def corpus(tmp_path):
 
 
 def whole(corpus: Corpus, split: str) -> list[bytes]:
-    """Every document of a split, read back through the stream."""
+    """Every document of a split, read back through the stream; each ends with byte 0."""
     stream = corpus.stream(split)
     tokens, number = stream.read(0, stream.tokens)
     cuts = np.flatnonzero(np.diff(number)) + 1
-    return [bytes(part.astype(np.uint8)) for part in np.split(tokens, cuts)]
+    return [bytes(part.astype(np.uint8)).removesuffix(b"\0") for part in np.split(tokens, cuts)]
 
 
 # ---- packing ---------------------------------------------------------------------------------------------------------
@@ -57,11 +57,11 @@ def test_held_out_documents_never_train_even_when_repeated(tmp_path):
 
 
 def test_a_single_document_is_cut_and_the_parts_join(tmp_path):
-    book = bytes(range(256)) * 40
+    book = bytes(range(1, 256)) * 40
     manifest = pack([book], tmp_path / "c", ByteTokenizer(), val_fraction=0.05)
     corpus = Corpus(tmp_path / "c")
     (train,), (val,) = whole(corpus, "train"), whole(corpus, "val")
-    assert manifest["held_out"]["rule"] == "tails" and train + val == book and len(val) == round(0.05 * len(book))
+    assert manifest["held_out"]["rule"] == "tails" and train + val == book and len(val) == round(0.05 * (len(book) + 1)) - 1
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [
         "manifest.json", "train-00000.docs", "train-00000.tokens", "val-00000.docs", "val-00000.tokens",
     ]  # fmt: skip
@@ -327,7 +327,7 @@ def test_the_embedded_corpus_is_this_python_and_is_packed_once(tmp_path, monkeyp
     assert (second.folder / "manifest.json").stat().st_mtime_ns == stamp and len(list((tmp_path / "cache").iterdir())) == 1
     everything = set(whole(first, "train")) | set(whole(first, "val"))
     assert files["abc.py"].read_bytes() in everything
-    assert first.manifest["tokens"] == sum(path.stat().st_size for path in files.values())
+    assert first.manifest["tokens"] == sum(path.stat().st_size + 1 for path in files.values() if path.stat().st_size)
     assert first.manifest["sources"]["sha256"] and first.manifest["python"]
 
 

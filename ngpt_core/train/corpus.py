@@ -131,7 +131,7 @@ def embedded() -> Corpus:
     Its name in the cache carries the Python version and a hash of all contents: another library is another corpus.
     """
     files = stdlib_files()
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"format {FORMAT}, bytes".encode())
     texts = [path.read_bytes() for _, path in files]
     for (name, _), text in zip(files, texts):
         digest.update(f"{name}\0{len(text)}\0".encode() + text)

@@ -6,8 +6,8 @@ Hugging Face ``tokenizers`` file or name, and ``tiktoken:NAME``. The last two ar
 A tokenizer takes documents as UTF-8 bytes and has
     spec            the text that names it, as given to ``--tokenizer`` and written to a corpus's manifest
     vocab_size      V: ids lie in [0, V)
-    end_of_text     the id appended to each document, or None. Bytes have none: every one of the 256 may occur in a document,
-                    so the boundary lives in the corpus's index, and a document is its bytes and nothing else.
+    end_of_text     the id appended to each document, by which a model says that it is done, or None. For bytes it is byte 0,
+                    which no text contains. Where documents begin and end is known from the corpus's index in any case.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class ByteTokenizer:
     [110, 195, 169]
     """
 
-    spec, vocab_size, end_of_text = "bytes", 256, None
+    spec, vocab_size, end_of_text = "bytes", 256, 0
 
     def encode(self, documents: list[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(document, np.uint8) for document in documents]
