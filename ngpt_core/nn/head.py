@@ -1,0 +1,295 @@
+"""How sharp is the output distribution, and how much of that sharpness flows back into the network?
+
+For a unit hidden state and unit output embeddings, u = W h are cosines, so a learned scale s_z sets the sharpness (eq. sz).
+Plain backpropagation multiplies the gradient of every layer by the same s_z, which grows during training: a learning rate
+that nobody set. Logit Gradient Preconditioning (LGP, section 2.1) keeps the forward pass and replaces that multiplier:
+
+    forward    z = s_z * u                                                                              (eq. sz)
+    backward   dL/du <- b(s_z) * dL/dz,   b = (s_z / mean(s_z))^q   or   s_z^q / mean(s_z^q)            (eq. LGP)
+               dL/ds_z is left exactly as it is
+
+Symbols: h [..., d] hidden states; W [V, d] output embedding; u, z [..., V] cosines and logits; s_z [V]; q LGP's strength.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import sphere
+from ..config import ModelConfig
+from .loss import check_targets, cross_entropy_sum, wide
+from .scale import Scale
+from .unit import init_rows_, rows
+
+__all__ = ["Head", "PositiveScale", "backward_scale", "linear_cross_entropy", "logit_scale", "row_norms"]
+
+FORMS = ("ratio", "power")
+
+
+# ---- LGP as pure functions -------------------------------------------------------------------------------------------
+def _check_lgp(q: float | None, form: str) -> None:
+    if form not in FORMS:
+        raise ValueError(f"form must be 'ratio', (s_z/mean(s_z))^q, or 'power', s_z^q/mean(s_z^q) (section 2.1); got {form!r}.")
+    if q is not None and not (isinstance(q, (int, float)) and 0 <= q < math.inf):
+        raise ValueError(f"q must be a finite number >= 0 (the paper uses 1), or None for the ordinary gradient; got {q!r}.")
+
+
+def needs_positive(q: float | None) -> bool:
+    """An element-wise power with a non-integer exponent wants positive numbers (section 2.1)."""
+    return q is not None and q != int(q)
+
+
+def _check_positive(s_z: Tensor, q: float | None) -> None:
+    """Looks at the values only when q is not an integer, so q = 1 never waits for a device. Compiled code cannot look."""
+    if needs_positive(q) and not torch.compiler.is_compiling() and not bool((s_z > 0).all()):
+        raise ValueError(
+            f"A non-integer q = {q} raises s_z to a fractional power, so every entry of s_z must be > 0; the smallest is "
+            f"{float(s_z.min()):g}. Use an integer q, or a positive parameterization of s_z (PositiveScale)."
+        )
+
+
+def backward_scale(s_z: Tensor, q: float | None = 1.0, form: str = "ratio") -> Tensor:
+    """b(s_z), what LGP puts in the place of s_z in the backward pass. ``q=None`` is the ordinary gradient, b = s_z.
+
+    q = 0 is 1 for every token, q = 1 is s_z / mean(s_z), in both forms. Otherwise only "power" keeps the mean of b at 1.
+    The mean must not be 0; s_z starts at 1 and the recipe never brings its mean near 0.
+
+    >>> s_z = torch.tensor([1.0, 2.0, 3.0])
+    >>> backward_scale(s_z), backward_scale(s_z, q=2, form="power")
+    (tensor([0.5000, 1.0000, 1.5000]), tensor([0.2143, 0.8571, 1.9286]))
+    """
+    if q is None:
+        return s_z
+    if form == "ratio":
+        return (s_z / s_z.mean()) ** q  # eq. LGP
+    power = s_z**q
+    return power / power.mean()  # section 2.1, b~_q
+
+
+class _LogitScale(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(u: Tensor, s_z: Tensor, q: float | None, form: str) -> Tensor:
+        return u * s_z  # eq. sz
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        u, s_z, ctx.q, ctx.form = inputs
+        ctx.save_for_backward(u, s_z)
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple[Tensor | None, ...]:
+        u, s_z = ctx.saved_tensors
+        du = ds = None
+        if ctx.needs_input_grad[0]:
+            du = (g * backward_scale(s_z.to(wide(s_z.dtype)), ctx.q, ctx.form)).to(u.dtype)  # eq. LGP
+        if ctx.needs_input_grad[1]:
+            ds = (g * u).sum_to_size(s_z.shape).to(s_z.dtype)  # autograd's own
+        return du, ds, None, None
+
+
+def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "ratio") -> Tensor:
+    """z = s_z * u with LGP's backward pass: u receives b(s_z) * dL/dz, s_z receives exactly what autograd gives it.
+
+    u: [..., V] logits before the scale. s_z: [V]. q: LGP's strength, 1 in the paper; None is the ordinary product. form:
+    "ratio" is (s_z/mean(s_z))^q, "power" is s_z^q/mean(s_z^q). A non-integer q wants every s_z > 0 (ValueError).
+
+    >>> u = torch.zeros(3, requires_grad=True)
+    >>> logit_scale(u, torch.tensor([10.0, 20.0, 30.0])).sum().backward()
+    >>> u.grad
+    tensor([0.5000, 1.0000, 1.5000])
+    """
+    _check_lgp(q, form)
+    if s_z.dim() != 1 or s_z.shape[0] != u.shape[-1]:
+        raise ValueError(f"s_z has one entry for each token: s_z [V] for u [..., V]; got {_shapes(s_z=s_z, u=u)}.")
+    _check_positive(s_z, q)
+    return _LogitScale.apply(u, s_z, q, form)
+
+
+def row_norms(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(W_bar, s_z) with W = diag(s_z) W_bar: the unit rows and the norms of an ordinary Transformer's output matrix.
+
+    The norms are the logit scales of a model that has no s_z (end of section 2.1). LGP for it is
+
+        W_bar, s_z = row_norms(W);   linear_cross_entropy(h, W_bar, targets, s_z=s_z)     or   logit_scale(h @ W_bar.T, s_z)
+
+    The logits are those of W. In the backward pass b(s_z) takes the place of s_z on the way to h and on the way to the
+    *direction* of every row; the gradient of the row's norm stays. With G = dL/dz^T h, row i of W receives
+
+        dw_i = (b_i / s_i) (G_i - w_bar_i <w_bar_i, G_i>) + w_bar_i <w_bar_i, G_i>,
+
+    so at q = 1 what turns a row is divided by mean(s_z) and what stretches it is unchanged. A zero row keeps zero logits.
+    """
+    return sphere.unit(weight), torch.linalg.vector_norm(weight, dim=-1, dtype=wide(weight.dtype))
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
+def linear_cross_entropy(
+    h: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    s_z: Tensor | None = None,
+    q: float | None = 1.0,
+    form: str = "ratio",
+    ignore_index: int = -100,
+    chunk: int | None = None,
+    reduction: str = "mean",
+    denominator: float | Tensor | None = None,
+    backend: str = "chunked",
+) -> Tensor:
+    """The cross-entropy of softmax(s_z * (h W^T)) with LGP in its backward pass; [tokens, V] never exists.
+
+    h [..., d], weight [V, d], targets [...] of integers, s_z [V] or None for plain logits h W^T. The same as
+    ``F.cross_entropy(logit_scale(F.linear(h, weight), s_z, q, form), targets)`` in value and gradients.
+
+    reduction: "mean" over the targets that are not ``ignore_index``, or "sum". denominator: a number (or 0-d tensor) by
+    which the sum is divided instead, e.g. the global token count of all ranks and micro-batches. If every target is
+    ignored the loss is 0 and so are the gradients (torch's mean would be NaN).
+
+    chunk: tokens at a time. None: max(256, d), which makes a chunk of logits about as large as the gradient of the weight,
+    which exists anyway. Memory above the inputs: that chunk, and the gradients of h, weight and s_z.
+
+    Precision: float64 and float32 stay what they are; for bfloat16 and float16 the logits, the loss and the gradient of the
+    weight are made in float32. Under autocast h and weight are cast as ``F.linear`` would. The loss is float32 or float64.
+
+    A target outside [0, V) is a ValueError on the CPU; on a GPU looking would stall the device and its own assertion stops
+    the program, as in ``F.cross_entropy``. A non-integer q wants every s_z > 0 (ValueError).
+
+    Gradients are computed in the forward pass (when something needs them). torch.compile takes the whole loss as one
+    operation. ``retain_graph`` works; second derivatives raise. Under activation checkpointing it is right, but computed
+    twice: leave it outside, it keeps nothing worth recomputing.
+
+    backend: "chunked" is ours. "torch" is ``F.linear_cross_entropy`` (torch 2.13 on) where it applies: q in (1, None) or no
+    s_z, float32 or float64. It gives the same and needs one more [V, d] for s_z * W and one for its gradient.
+    """
+    _check_lgp(q, form)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum' (or pass denominator=); got {reduction!r}.")
+    if backend not in ("chunked", "torch"):
+        raise ValueError(f"backend must be 'chunked' or 'torch'; got {backend!r}.")
+    if torch.is_autocast_enabled(h.device.type) and h.dtype != torch.float64:
+        h, weight = (x.to(torch.get_autocast_dtype(h.device.type)) for x in (h, weight))
+    _check_shapes(h, weight, targets, s_z)
+    if chunk is None:
+        chunk = max(256, h.shape[-1])
+    elif isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+        raise ValueError(f"chunk is a number of tokens, an integer >= 1, or None to choose it; got {chunk!r}.")
+    h, targets = h.reshape(-1, h.shape[-1]), targets.reshape(-1).long()
+    if s_z is not None:
+        _check_positive(s_z, q)
+        s_z = s_z.to(wide(h.dtype))
+
+    total = (_chunked if backend == "chunked" else _torch)(h, weight, targets, s_z, q, form, ignore_index, chunk)
+    if denominator is not None:
+        return total / denominator
+    return total if reduction == "sum" else total / (targets != ignore_index).sum().clamp_min(1)
+
+
+def _chunked(
+    h: Tensor, weight: Tensor, targets: Tensor, s_z: Tensor | None, q: float | None, form: str, ignore_index: int, chunk: int
+) -> Tensor:
+    grad = torch.is_grad_enabled()
+    need_h, need_weight, need_s = (grad and x is not None and x.requires_grad for x in (h, weight, s_z))
+    b = None if s_z is None else backward_scale(s_z.detach(), q, form)
+    return cross_entropy_sum(h, weight, targets, s_z, b, ignore_index, chunk, need_h, need_weight, need_s)[0]
+
+
+def _torch(
+    h: Tensor, weight: Tensor, targets: Tensor, s_z: Tensor | None, q: float | None, form: str, ignore_index: int, chunk: int
+) -> Tensor:
+    """LGP at q = 1 is the ordinary gradient divided by mean(s_z) on the paths to h and W, so it composes with torch's own."""
+    if not hasattr(F, "linear_cross_entropy"):
+        raise ValueError(f"backend='torch' wants F.linear_cross_entropy, which torch {torch.__version__} lacks; use 'chunked'.")
+    if (s_z is not None and q not in (1, None)) or wide(h.dtype) != h.dtype:
+        raise ValueError(f"backend='torch' does q = 1 or None in float32 or float64; got q = {q}, {h.dtype}. Use 'chunked'.")
+    check_targets(targets, weight.shape[0], ignore_index)
+    if s_z is not None:
+        c = 1.0 if q is None else 1.0 / s_z.detach().mean()
+        h = _scale_grad(h, c)
+        weight = _LogitScale.apply(weight.T, s_z, q, form).T  # s_z * W by rows: exact to s_z, b(s_z) to W
+    options = torch.nn.LinearCrossEntropyOptions(chunking_method=None, batch_chunk_size=chunk, allow_retain_graph=True)
+    return F.linear_cross_entropy(h, weight, targets, reduction="sum", ignore_index=ignore_index, options=options)
+
+
+def _scale_grad(x: Tensor, c: float | Tensor) -> Tensor:
+    """x itself, whose gradient is multiplied by c."""
+    return x.detach() + c * (x - x.detach())
+
+
+def _shapes(**tensors: Tensor) -> str:
+    return ", ".join(f"{name} {list(x.shape)}" for name, x in tensors.items())
+
+
+def _check_shapes(h: Tensor, weight: Tensor, targets: Tensor, s_z: Tensor | None) -> None:
+    if h.dim() < 1 or weight.dim() != 2 or h.shape[-1] != weight.shape[-1] or h.shape[:-1] != targets.shape:
+        got = _shapes(h=h, weight=weight, targets=targets)
+        raise ValueError(f"Shapes must be h [..., d], weight [V, d], targets [...] with the same d; got {got}.")
+    if s_z is not None and s_z.shape != weight.shape[:1]:
+        raise ValueError(f"s_z has one entry for each row of weight: [V]; got {_shapes(s_z=s_z, weight=weight)}.")
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise ValueError(f"targets are token numbers (torch.long); got {targets.dtype}.")
+    if h.dtype != weight.dtype or not h.is_floating_point():
+        raise ValueError(f"h and weight must have the same floating-point dtype; got {h.dtype} and {weight.dtype}: cast one.")
+
+
+# ---- modules ---------------------------------------------------------------------------------------------------------
+class PositiveScale(Scale):
+    """A ``Scale`` that cannot leave the positive numbers: what a non-integer q needs (section 2.1).
+
+    With x the plain ``Scale``'s value over its init: s_eff / init = x where x >= 1, and exp(x - 1) below. It starts at the
+    same value with the same derivative, *is* the plain scale as long as it only grows, as s_z does, and approaches 0 from
+    above where the plain one would cross it. (exp all the way would turn a step of lr into a factor of e^lr.)
+    """
+
+    def forward(self) -> Tensor:
+        x = self.weight / self.scale
+        return self.init * torch.where(x > 1.0, x, torch.exp(x.clamp_max(1.0) - 1.0))
+
+
+class Head(nn.Module):
+    """weight [V, d] and, in nGPT, s_z [V]: h [..., d] -> logits [..., V], and the loss that never makes them.
+
+    GPT has no s_z and plain logits. A non-integer ``config.lgp_q`` makes s_z a ``PositiveScale``.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        _check_lgp(config.lgp_q, config.lgp_form)
+        self.config = config
+        self.q, self.form = config.lgp_q, config.lgp_form
+        self.weight = rows(config.vocab_size, config.d_model)
+        self.s_z = None
+        self.unit_dims = {}
+        if config.normalized:
+            init, scale = config.scale_of("s_z")
+            if needs_positive(self.q) and init <= 0:
+                raise ValueError(f"ModelConfig.s_z_init must be > 0 for the non-integer lgp_q = {self.q}; got {init}.")
+            self.s_z = (PositiveScale if needs_positive(self.q) else Scale)(config.vocab_size, init, scale)
+            self.unit_dims = {"weight": -1}
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_rows_(self.weight, self.config)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Logits [..., V], in float32 for the half precisions; LGP acts in their backward pass too."""
+        u = F.linear(h, self.weight)
+        u = u.to(wide(u.dtype))
+        return u if self.s_z is None else logit_scale(u, self.s_z().to(u.dtype), self.q, self.form)
+
+    def loss(
+        self,
+        h: Tensor,
+        targets: Tensor,
+        ignore_index: int = -100,
+        denominator: float | Tensor | None = None,
+        chunk: int | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy over the targets that are not ignored, or its sum divided by ``denominator``."""
+        s_z = None if self.s_z is None else self.s_z()
+        return linear_cross_entropy(
+            h, self.weight, targets, s_z, self.q, self.form, ignore_index, chunk, denominator=denominator
+        )
