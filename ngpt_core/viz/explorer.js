@@ -1,0 +1,205 @@
+// How does an Explorer move on a page without Python?
+//
+// Every <div class="ngx"> carries a specification: a plotly figure without its moving parts, the sliders' values, the arrays
+// of the Explorer's function over the whole grid of slider values (see grid.py), and the places of the figure that each array
+// fills (see binding.py). A move of a slider picks a cell of the grid, fills it in, and hands the figure to Plotly.react.
+(function (settings) {
+  "use strict";
+  if (window.ngx) return window.ngx.scan();
+
+  // -- the grid ------------------------------------------------------------------------------------------------------
+  const KINDS = { u2: Uint16Array, f4: Float32Array, f8: Float64Array };
+  const NAN_CODE = 65535;
+
+  // The array's values in the cell at `position`, one index for each slider.
+  function reader(array) {
+    const bytes = Uint8Array.from(atob(array.data), (c) => c.charCodeAt(0));
+    const codes = new KINDS[array.kind](bytes.buffer);
+    let last = -1, values = null;
+    return function (position) {
+      let cell = 0;
+      array.dims.forEach((n, k) => { cell = cell * n + (n > 1 ? position[k] : 0); });
+      if (cell === last) return values;  // the same object: plotly sees that nothing changed
+      last = cell;
+      const part = codes.subarray(cell * array.size, (cell + 1) * array.size);
+      values = Float64Array.from(part, array.kind !== "u2" ? (v) => v
+        : (c) => (array.nan && c === NAN_CODE ? NaN : array.lo + c * array.step));
+      return values;
+    };
+  }
+
+  // A leaf of the figure out of an array: a number, a row, or rows of numbers.
+  function leaf(bind, values) {
+    const { start, strides, shape } = bind;
+    if (!shape.length) return values[start];
+    if (shape.length === 1) {
+      if (strides[0] === 1 && start === 0 && shape[0] === values.length) return values;
+      return Float64Array.from({ length: shape[0] }, (_, i) => values[start + i * strides[0]]);
+    }
+    return Array.from({ length: shape[0] }, (_, i) =>
+      leaf({ start: start + i * strides[0], strides: strides.slice(1), shape: shape.slice(1) }, values));
+  }
+
+  function put(tree, path, value) {
+    for (const step of path.slice(0, -1)) tree = tree[step];
+    tree[path[path.length - 1]] = value;
+  }
+
+  // -- texts ---------------------------------------------------------------------------------------------------------
+  const trim = (s) => (s.includes(".") ? s.replace(/\.?0+$/, "") : s);
+  const exponent = (s) => s.replace(/e([+-])(\d)$/, "e$10$2");
+
+  // Python's format(value, spec) for the specs that binding.py lets pass.
+  function format(value, spec) {
+    if (!Number.isFinite(value)) return "–";
+    const [, plus, comma, digits, type] = /^(\+?)(,?)(?:\.(\d+))?([defg%]?)$/.exec(spec || ".3g");
+    const n = digits === undefined ? 6 : Number(digits);
+    let text;
+    if (type === "f") text = value.toFixed(n);
+    else if (type === "%") text = (100 * value).toFixed(n) + "%";
+    else if (type === "e") text = exponent(value.toExponential(n));
+    else if (type === "d") text = String(Math.trunc(value));
+    else {
+      const p = Math.max(n, 1), e = value === 0 ? 0 : Number(value.toExponential(p - 1).split("e")[1]);
+      if (e < -4 || e >= p) {
+        const [m, x] = value.toExponential(p - 1).split("e");
+        text = exponent(trim(m) + "e" + x);
+      } else text = trim(value.toFixed(p - 1 - e));
+    }
+    if (comma) text = text.replace(/\d+/, (whole) => whole.replace(/\B(?=(\d{3})+$)/g, ","));
+    return (plus && value >= 0 ? "+" : "") + text;
+  }
+
+  // -- the page around the figure --------------------------------------------------------------------------------------
+  // Text, axes and grid take the colour of the text around the figure, so they can be read on any page, light or dark.
+  function painted(element, width) {
+    const rgb = getComputedStyle(element).color.match(/[\d.]+/g).slice(0, 3).join(",");
+    const ink = (a) => `rgba(${rgb},${a})`;
+    const template = structuredClone(settings.template), t = template.layout;
+    const lines = { gridcolor: ink(0.13), linecolor: ink(0.5), tickcolor: ink(0.5), zerolinecolor: ink(0.35) };
+    Object.assign(t.font, { color: ink(1) });
+    for (const axis of [t.xaxis, t.yaxis, t.scene.xaxis, t.scene.yaxis, t.scene.zaxis]) Object.assign(axis, lines);
+    t.annotationdefaults = { arrowcolor: ink(0.7) };
+    t.shapedefaults = { line: { color: ink(0.6) } };
+    t.dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";  // a finger scrolls the page
+    if (width < 520) {
+      t.font.size = 11;
+      t.height = 340;
+      Object.assign(t.margin, { l: 40, r: 8, b: 40 });
+    }
+    return template;
+  }
+
+  const repaint = new Set();
+  function watchTheme() {
+    const all = () => requestAnimationFrame(() => repaint.forEach((draw) => draw()));
+    const attributes = ["data-theme", "data-mode", "class", "theme", "data-jp-theme-light", "data-vscode-theme-kind"];
+    for (const node of [document.documentElement, document.body]) {
+      new MutationObserver(all).observe(node, { attributes: true, attributeFilter: attributes });
+    }
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+  }
+
+  // The address: #key.slider=value&..., only what is not at its default. Frames of notebooks have no address of their own.
+  const shared = window === window.top;
+  const address = () => new Map(location.hash.slice(1).split("&").filter((s) => s.includes("="))
+    .map((s) => s.split("=").map(decodeURIComponent)));
+  function write(own, entries) {
+    if (!shared) return;
+    const all = [...address()].filter(([name]) => !own.includes(name)).concat(entries);
+    const hash = all.map(([name, value]) => encodeURIComponent(name) + "=" + encodeURIComponent(value)).join("&");
+    history.replaceState(history.state, "", hash ? "#" + hash : location.pathname + location.search);
+  }
+  const keys = new Map();
+  function unique(key) {
+    const n = (keys.get(key) || 0) + 1;
+    keys.set(key, n);
+    return n > 1 ? `${key}-${n}` : key;
+  }
+
+  // -- one drawing -----------------------------------------------------------------------------------------------------
+  function start(element) {
+    element.dataset.state = "waiting";
+    const spec = JSON.parse(element.querySelector(".ngx-spec").textContent);
+    const plot = element.querySelector(".ngx-plot");
+    const sliders = spec.sliders || [], key = unique(spec.key || "figure");
+    const inputs = [...element.querySelectorAll(".ngx-row input")], outputs = [...element.querySelectorAll(".ngx-row output")];
+    const read = Object.fromEntries(Object.entries(spec.arrays).map(([name, array]) => [name, reader(array)]));
+    const figure = { data: spec.data, layout: { ...spec.layout, uirevision: 0, autosize: true } };
+    const position = sliders.map((s) => s.default);
+    const names = sliders.map((s) => `${key}.${s.name}`);
+    let width = 0, queued = false;
+
+    const said = (parts) => parts.map((part) => {
+      if (typeof part === "string") return part;
+      const k = sliders.findIndex((s) => s.name === part[0]);
+      return k >= 0 ? sliders[k].texts[position[k]] : format(read[part[0]](position)[0], part[1]);
+    }).join("");
+
+    function draw() {
+      queued = false;
+      for (const bind of spec.bind) put(figure, bind.path, leaf(bind, read[bind.key](position)));
+      for (const [path, parts] of spec.texts || []) put(figure, path, said(parts));
+      figure.layout.template = painted(element, width);
+      figure.layout.width = width;
+      (spec.readout || []).forEach((parts, i) => { element.querySelectorAll(".ngx-told")[i].innerHTML = said(parts); });
+      return Plotly.react(plot, figure.data, figure.layout, { displayModeBar: false, displaylogo: false });
+    }
+    const soon = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };
+
+    function move(k, index) {
+      position[k] = index;
+      inputs[k].value = index;
+      outputs[k].textContent = sliders[k].texts[index];
+      inputs[k].setAttribute("aria-valuetext", sliders[k].texts[index]);
+      soon();
+    }
+    function share() {
+      write(names, names.map((name, k) => [name, sliders[k].values[position[k]]]).filter((_, k) => position[k] !== sliders[k].default));
+    }
+    function obey() {  // the address says where the sliders stand
+      const wanted = address();
+      sliders.forEach((s, k) => {
+        const index = wanted.has(names[k]) ? s.values.indexOf(wanted.get(names[k])) : s.default;
+        if (index >= 0 && index !== position[k]) move(k, index);
+      });
+      return names.some((name) => wanted.has(name));
+    }
+
+    inputs.forEach((input, k) => input.addEventListener("input", () => { move(k, Number(input.value)); share(); }));
+    element.querySelector(".ngx-reset")?.addEventListener("click", () => {
+      figure.layout.uirevision += 1;  // zoom and camera go back too
+      sliders.forEach((s, k) => move(k, s.default));
+      share();
+    });
+    inputs.forEach((input, k) => { input.value = position[k]; });  // not what the browser remembers of an earlier visit
+
+    plot.hidden = false;
+    element.querySelector(".ngx-panel")?.removeAttribute("hidden");
+    element.dataset.state = "live";
+    width = plot.clientWidth;
+    if (sliders.length && shared) {
+      if (obey()) element.scrollIntoView({ block: "center" });
+      window.addEventListener("hashchange", obey);
+    }
+    repaint.add(soon);
+    new ResizeObserver(() => { if (plot.clientWidth && plot.clientWidth !== width) { width = plot.clientWidth; soon(); } }).observe(plot);
+    return draw();
+  }
+
+  function scan() {
+    if (!window.Plotly) return load();
+    document.querySelectorAll(".ngx:not([data-state])").forEach(start);
+  }
+  function load() {  // outside the book: plotly.js from its CDN, once
+    if (!settings.plotly || document.querySelector("script[data-ngx-plotly]")) return;
+    const script = Object.assign(document.createElement("script"), { src: settings.plotly, charset: "utf-8", onload: scan });
+    script.dataset.ngxPlotly = "";
+    document.head.append(script);
+  }
+
+  window.ngx = { scan, format };
+  document.head.append(Object.assign(document.createElement("style"), { textContent: settings.css }));
+  watchTheme();
+  scan();
+})(NGX_SETTINGS);

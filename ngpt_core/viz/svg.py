@@ -1,0 +1,2 @@
+def to_svg(figure, alt=""):
+    return ""
