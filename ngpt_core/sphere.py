@@ -47,32 +47,55 @@ def tangent(g: Tensor, w: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
 
     g - w <w, g> / max(<w, w>, eps): what remains is orthogonal to w, and projecting twice changes nothing.
     """
-    return g - w * (_dot(w, g, dim) / _dot(w, w, dim).clamp_min(eps))  # app. B
+    return project(g, w, _dot(w, g, dim), _dot(w, w, dim), eps)
 
 
-def _split(w: Tensor, delta: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The candidate w + delta seen from w: (tangent part u, its length, component along w / ||w||).
+# The three functions below take the sums over a whole vector as arguments. The optimizer calls them too, with sums that were
+# all-reduced where a vector is split across ranks, so one set of lines serves both.
+
+
+def project(x: Tensor, w: Tensor, wx: Tensor, ww: Tensor, eps: float) -> Tensor:
+    """x without its part along w, given wx = <w, x> and ww = <w, w>."""
+    return x - w * (wx / ww.clamp_min(eps))  # app. B
+
+
+def polar(ww: Tensor, wd: Tensor, dd: Tensor, uu: Tensor) -> tuple[Tensor, Tensor]:
+    """(||u||, <w/||w||, w + delta>) from <w, w>, <w, delta>, <delta, delta>, <u, u>.
+
+    A u of a few rounding errors of delta is no direction at all and counts as zero.
+    """
+    length = uu.sqrt()
+    length = torch.where(length > 4 * torch.finfo(uu.dtype).eps * dd.sqrt(), length, 0.0)
+    norm = ww.sqrt()
+    return length, norm + wd / norm
+
+
+def turn(w: Tensor, u: Tensor, ww: Tensor, length: Tensor, theta: float | Tensor) -> Tensor:
+    """The point at the angle theta from w in the direction of u, ||u|| = length; where length is zero, w / ||w||."""
+    theta = torch.as_tensor(theta, dtype=w.dtype, device=w.device)
+    safe = torch.where(length > 0, length, 1.0)
+    sine = torch.where(length > 0, torch.sin(theta), 0.0)
+    return (torch.cos(theta) * torch.rsqrt(ww)) * w + (sine / safe) * u  # section 2.3, ASC
+
+
+def _split(w: Tensor, delta: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The candidate w + delta seen from w: (tangent part u, its length, component along w / ||w||, <w, w>).
 
     u is taken from the displacement, not from the candidate as the paper's equation is written: both are the same vector,
     but w + delta has already lost the digits of a small delta (in float32 a percent of the angle at 1e-6 rad).
-    A u of a few rounding errors of delta is no direction at all and counts as zero.
     """
-    u = tangent(delta, w, dim, eps=torch.finfo(w.dtype).tiny)
-    length = torch.linalg.vector_norm(u, dim=dim, keepdim=True)
-    noise = 4 * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(delta, dim=dim, keepdim=True)
-    length = torch.where(length > noise, length, 0.0)
-    norm = torch.linalg.vector_norm(w, dim=dim, keepdim=True)
-    along = norm + _dot(w, delta, dim) / norm
-    return u, length, along
+    ww, wd, dd = _dot(w, w, dim), _dot(w, delta, dim), _dot(delta, delta, dim)
+    u = project(delta, w, wd, ww, torch.finfo(w.dtype).tiny)
+    length, along = polar(ww, wd, dd, _dot(u, u, dim))
+    return u, length, along, ww
 
 
 def angle(w: Tensor, delta: Tensor, dim: int = -1) -> Tensor:
     """phi = atan2(||u||, <w/||w||, w + delta>): the angle between w and w + delta, in radians (section 2.3, ASC).
 
-    ``dim`` is reduced. Accurate to a few rounding errors of the angle itself, however small, and up to pi.
+    ``dim`` is reduced. Accurate to a few rounding errors of the angle itself, down to 1e-18 in float32, and up to pi.
     """
-    w, delta = _wide(w), _wide(delta)
-    _, length, along = _split(w, delta, dim)
+    _, length, along, _ = _split(_wide(w), _wide(delta), dim)
     return torch.atan2(length, along).squeeze(dim)
 
 
@@ -84,12 +107,10 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
     part is zero there is no direction to keep and the candidate is left alone. A ``max_angle`` of 0 returns w / ||w||.
     """
     dtype, (w, delta) = w.dtype, (_wide(w), _wide(delta))
-    u, length, along = _split(w, delta, dim)
+    u, length, along, ww = _split(w, delta, dim)
     theta = torch.as_tensor(max_angle, dtype=w.dtype, device=w.device)
     over = (torch.atan2(length, along) > theta) & (length > 0)
-    safe = torch.where(length > 0, length, 1.0)
-    capped = torch.cos(theta) * unit(w, dim) + torch.sin(theta) * (u / safe)
-    return torch.where(over, capped, w + delta).to(dtype)
+    return torch.where(over, turn(w, u, ww, length, theta), w + delta).to(dtype)
 
 
 def step(h: Tensor, suggestion: Tensor, alpha: float | Tensor, dim: int = -1) -> Tensor:
@@ -107,7 +128,7 @@ def slerp(a: Tensor, b: Tensor, t: float | Tensor, dim: int = -1) -> Tensor:
     The arc between antipodes is not unique: one fixed perpendicular direction is taken, so the result is always a point of
     the sphere, with slerp(a, b, 0) = a and slerp(a, b, 1) = b.
     """
-    u, _, _ = _split(a, b - a, dim)
+    u = _split(a, b - a, dim)[0]
     phi = 2 * torch.atan2(
         torch.linalg.vector_norm(b - a, dim=dim, keepdim=True), torch.linalg.vector_norm(b + a, dim=dim, keepdim=True)
     )

@@ -177,16 +177,19 @@ def rope(x, position, theta):
     return np.concatenate([z.real, z.imag])
 
 
-def attention(h, Wq, Wk, Wv, Wo, heads, kv_heads, s_qk=None, theta=None):
-    """ATTN(h) of one sequence h [T, d], token by token and head by head. s_qk None: GPT (no QK norm, 1/sqrt(d_k))."""
+def attention(h, Wq, Wk, Wv, Wo, heads, kv_heads, s_qk=None, theta=None, rope_first=False):
+    """ATTN(h) of one sequence h [T, d], token by token and head by head. s_qk None: GPT (no QK norm, 1/sqrt(d_k)).
+    rope_first: the rotary embedding before Norm and s_qk, as in the original nGPT, and not after them."""
     T, d_k, out = len(h), len(Wq) // heads, np.zeros_like(h)
     for head in range(heads):
         g = head // (heads // kv_heads)  # the key head that serves this query head
         q, k, v = h @ Wq[head * d_k : (head + 1) * d_k].T, h @ Wk[g * d_k : (g + 1) * d_k].T, h @ Wv[g * d_k : (g + 1) * d_k].T
-        if theta is not None:
+        if theta is not None and rope_first:
             q, k = (np.stack([rope(x[t], t, theta) for t in range(T)]) for x in (q, k))
         if s_qk is not None:
             q, k = norm(q) * s_qk, norm(k) * s_qk
+        if theta is not None and not rope_first:
+            q, k = (np.stack([rope(x[t], t, theta) for t in range(T)]) for x in (q, k))
         for t in range(T):
             a = np.array([q[t] @ k[s] for s in range(t + 1)]) * (math.sqrt(d_k) if s_qk is not None else 1 / math.sqrt(d_k))
             a = np.exp(a - a.max())
@@ -237,7 +240,8 @@ def dense_ngpt(tokens, E_in, layers, E_out, s_z, heads, kv_heads, theta):
     SwiGLU's arguments by name, alpha_M)."""
     h = E_in[tokens]
     for attn, alpha_A, mlp, alpha_M in layers:
-        h = norm(h + alpha_A * (norm(attention(h, heads=heads, kv_heads=kv_heads, theta=theta, **attn)) - h))
+        h_A = norm(attention(h, heads=heads, kv_heads=kv_heads, theta=theta, rope_first=True, **attn))
+        h = norm(h + alpha_A * (h_A - h))
         h = norm(h + alpha_M * (norm(mlp_swiglu(h, **mlp)) - h))
     return h @ E_out.T * s_z
 

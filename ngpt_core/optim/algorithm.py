@@ -1,0 +1,175 @@
+"""What happens to one parameter tensor in one optimizer step? Algorithm 1 and everything around it, in the paper's order.
+
+    tangent projection -> SMGC -> moments -> gate and update -> PMEN -> ASC -> Norm
+
+``update`` is the whole listing. It is pure: old values in, new values out. Where it needs a sum over a whole vector it
+*yields* the part of it that this rank holds and receives the sum over the vector: ``run`` answers for vectors that are whole on
+a rank, ``sharding.run_split`` answers with one all-reduce for many tensors at once.
+
+Symbols (section 2.2, Algorithm 1):
+    theta, w   the parameters (w: a unit vector)     g       the gradient
+    m, v       first and second moment               m_hat, v_hat   the same, bias-corrected
+    t, k       this step counted from 1, and the completed steps k = t - 1
+    d          sqrt(v_hat) + eps_num                 gamma   the gate
+    lr         alpha_t = alpha eta_t                 decay   what multiplies theta: lr lambda, or the paper's eta_t lambda
+    delta      the displacement theta_t - theta_{t-1} before cap and Norm; u its part tangent to w
+"""
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import sphere
+from . import pmen as noise
+from .pmen import PMEN
+from .smgc import SMGC, growth_clip
+
+__all__ = ["Rule", "adaptive", "bias_correction", "gate", "gate_power", "gated", "run", "update"]
+
+
+def gate(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
+    """gamma = sigma(a log(d / eps_gate)), d = sqrt(v_hat) + eps_num: 0 at d = 0, 1/2 at d = eps_gate, towards 1 above.
+
+    >>> gate(torch.tensor([0.0, 1e-10, 1e-8, 1e-6]), a=0.5)
+    tensor([0.0000, 0.0909, 0.5000, 0.9091])
+    """
+    return torch.sigmoid(a * torch.log(torch.as_tensor(d) / eps_gate))  # alg. 1, line 9
+
+
+def gate_power(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
+    """The same gate without a sigmoid: d^a / (d^a + eps_gate^a) (appendix A).
+
+    Divided through by d^a, because eps_gate^a leaves float32's range for a sharp gate (a > 4.7 at 1e-8).
+    """
+    return 1 / (1 + (eps_gate / torch.as_tensor(d)) ** a)  # app. A
+
+
+def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float) -> Tensor:
+    """gamma * m_hat / d, finite everywhere.
+
+    gamma / d = 1 / (d + eps_gate (d/eps_gate)^(1-a)): with a = 1 the denominator is d + eps_gate to the bit, AdamW's own, and
+    nothing is 0/0 there. At d = 0 the limit of the gate is taken: m_hat / eps_gate for a = 1; for a > 1 zero; for a < 1 the
+    denominator is zero too, but v = 0 means that no gradient was ever seen, so the direction is zero.
+    """
+    denominator = d + eps_gate * (d / eps_gate) ** (1 - a)  # app. A
+    return torch.where(denominator > 0, m_hat / denominator, 0.0)
+
+
+def bias_correction(beta: float, t: int | Tensor) -> float | Tensor:
+    """1 - beta^t; through expm1 where t lives on the device in float32, which would lose digits for beta near 1."""
+    if not isinstance(t, Tensor):
+        return 1 - beta**t
+    return -torch.expm1(t * math.log(beta)) if beta > 0 else torch.ones_like(t)
+
+
+def adaptive(
+    m: Tensor, v: Tensor, t: int | Tensor, beta1: float, beta2: float, eps_gate: float, eps_num: float, a: float
+) -> tuple[Tensor, Tensor]:
+    """(gamma * m_hat / d, d): GatedAdamW's direction from the moments after step t."""
+    m_hat = m / bias_correction(beta1, t)  # alg. 1, line 6
+    v_hat = v / bias_correction(beta2, t)  # alg. 1, line 7
+    d = v_hat.sqrt() + eps_num  # alg. 1, line 8
+    return gated(m_hat, d, a, eps_gate), d  # alg. 1, lines 9 and 10
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One group's numbers at one step, as ``update`` needs them. ``dim``: the unit axis, counted from the end, or None."""
+
+    lr: float | Tensor
+    decay: float | Tensor
+    beta1: float
+    beta2: float
+    eps_gate: float
+    eps_num: float
+    a: float
+    dim: int | None = None
+    length: int = 1  # d_j, of the whole vector
+    tangent: bool = True
+    smgc: SMGC | None = None
+    pmen: PMEN | None = None
+    cap: float | Tensor | None = None
+
+
+def _sums(dim: int, *products: Tensor) -> Tensor:
+    return torch.stack([x.sum(dim, keepdim=True) for x in products])
+
+
+Update = Generator[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]
+
+
+def update(
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    t: int | Tensor,
+    rule: Rule,
+    key: int | Tensor = 0,
+    index: Tensor | None = None,
+    seen: dict[str, Tensor] | None = None,
+) -> Update:
+    """(w, m, v) after step t. Asks for sums over whole vectors (see above); ``seen``, if given, collects the diagnostics.
+
+    ``key`` and ``index`` (positions of the coordinates in the full tensor) are PMEN's. A tensor t is a counter on the device:
+    what depends on it is then masked, not branched on.
+    """
+    raw = g
+    if rule.dim is not None:
+        ww, wg = yield _sums(rule.dim, w * w, w * g)
+        if rule.tangent:
+            g = sphere.project(g, w, wg, ww, eps=1e-12)  # app. B
+    projected = g
+    if rule.smgc is not None:
+        on = (k := t - 1) >= rule.smgc.start
+        if isinstance(on, Tensor):
+            g = torch.where(on, growth_clip(g, v, k, rule.beta2, rule.smgc.R, rule.smgc.s_min), g)
+        elif on:
+            g = growth_clip(g, v, k, rule.beta2, rule.smgc.R, rule.smgc.s_min)  # app. C
+
+    m = torch.lerp(m, g, 1 - rule.beta1)  # alg. 1, line 4
+    v = rule.beta2 * v + (1 - rule.beta2) * (g * g)  # alg. 1, line 5
+    direction, d = adaptive(m, v, t, rule.beta1, rule.beta2, rule.eps_gate, rule.eps_num, rule.a)
+    delta = -rule.lr * direction  # alg. 1, line 10, the adaptive part
+    if rule.dim is None:
+        if seen is not None:
+            seen |= {"raw": raw, "clipped": g != projected, "d": d}
+        kept = (1 - rule.decay) * w  # the decay, rounded as torch's AdamW rounds it
+        return torch.where(delta == 0, kept, kept + delta), m, v  # adding a zero would turn -0.0 into 0.0
+
+    delta = delta - rule.decay * w  # alg. 1, line 10, the decay
+    psi = None
+    if rule.pmen is not None and (isinstance(due := rule.pmen.due(t), Tensor) or due):
+        psi = noise.profile(v.sqrt(), rule.pmen) * due
+        delta = delta + noise.amplitude(rule.pmen, rule.lr, rule.length, rule.beta1) * (psi * noise.signs(key, t, index))  # app. D
+
+    wd, dd, size = yield _sums(rule.dim, w * delta, delta * delta, delta.abs())
+    u = sphere.project(delta, w, wd, ww, torch.finfo(w.dtype).tiny)
+    (uu,) = yield _sums(rule.dim, u * u)
+    length, along = sphere.polar(ww, wd, dd, uu)
+    new, norm = w + delta, torch.hypot(along, uu.sqrt())
+    over = torch.zeros_like(length, dtype=torch.bool)
+    if rule.cap is not None:
+        over = (torch.atan2(length, along) > rule.cap) & (length > 0)  # section 2.3, ASC
+        new = torch.where(over, sphere.turn(w, u, ww, length, rule.cap), new)
+        norm = torch.where(over, 1.0, norm)  # such a point has unit length already
+    if seen is not None:
+        phi = torch.atan2(length, along)
+        seen |= {"raw": raw, "clipped": g != projected, "d": d, "psi": psi, "capped": over}
+        seen["angle"] = phi if rule.cap is None else torch.where(over, rule.cap, phi)
+    # Norm, the retraction. A vector that did not move keeps its bits: normalizing again would change the last ones. A
+    # candidate that is exactly zero has no direction, and the vector stays where it was.
+    return torch.where((size > 0) & (norm > 0), new / norm, w), m, v
+
+
+def run(steps: Update) -> tuple[Tensor, Tensor, Tensor]:
+    """Carry out an ``update`` whose vectors are whole here: every sum that it asks for is already complete."""
+    sums = None
+    while True:
+        try:
+            sums = steps.send(sums)
+        except StopIteration as end:
+            return end.value

@@ -1,0 +1,352 @@
+"""How does one swap AdamW for the paper's optimizer? ``GatedAdamW``: a torch.optim.Optimizer around ``algorithm.update``.
+
+The mathematics is in ``algorithm.py`` (Algorithm 1 and its order), ``smgc.py``, ``pmen.py`` and ``sphere.py``. Here is the
+bookkeeping: groups, state, which path a tensor takes, and what a training loop expects of an optimizer.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from . import groups as rules
+from . import sharding
+from .algorithm import Rule, gate, gate_power, run, update
+from .diagnostics import Diagnostics
+from .nonfinite import Watch
+from .pmen import PMEN
+from .pmen import key as pmen_key
+from .smgc import SMGC
+
+__all__ = ["GatedAdamW", "gate", "gate_power"]
+
+_SMALL = 1 << 16  # coordinates: below this, launching kernels one tensor at a time costs more than stacking (accelerators)
+
+
+@dataclass
+class Slot:
+    """One parameter with a gradient, at one step: this rank's pieces of it."""
+
+    name: str
+    p: Tensor  # as the optimizer holds it (a DTensor where sharded)
+    w: Tensor  # its local piece; g, m, v likewise
+    g: Tensor
+    m: Tensor | None = None
+    v: Tensor | None = None
+    step: Tensor | None = None  # completed steps; counted up before the update
+    t: int | Tensor = 0
+
+
+class GatedAdamW(torch.optim.Optimizer):
+    r"""Algorithm 1 of "Training nGPT", with the mechanisms of section 2.3 and appendices B, C and D.
+
+    .. math::
+        d_t = \sqrt{\hat v_t} + \epsilon_{num}, \qquad
+        \gamma_t = \sigma\!\left(a \log \frac{d_t}{\epsilon_{gate}}\right), \qquad
+        \theta_t = \theta_{t-1} - \eta_t \left(\alpha\, \gamma_t \odot \frac{\hat m_t}{d_t} + \lambda\, \theta_{t-1}\right)
+
+    With ``a=1, eps_num=0, eps_gate=eps, unit_dim=None`` it is ``torch.optim.AdamW(eps=eps)``. Every keyword but ``nonfinite``
+    is also a key of a parameter group.
+
+    >>> model = torch.nn.Linear(4, 4)
+    >>> # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> optimizer = GatedAdamW(model.parameters(), lr=1e-3)
+    >>> model(torch.ones(1, 4)).square().sum().backward()
+    >>> optimizer.step()
+
+    Args:
+        params: parameters, (name, parameter) pairs, or groups of them. PMEN draws its signs from the names; without names,
+            from the order in which parameters were added.
+        lr: alpha_t = alpha eta_t, the learning rate that a scheduler writes. A float, or a tensor of one number.
+        betas: beta_1 and beta_2.
+        eps_gate, eps_num, a: the gate's threshold, the numerical constant inside d, the gate's sharpness.
+        weight_decay: lambda.
+        decay: "lr": lambda is multiplied by lr, as torch's AdamW does. "eta": the paper's Algorithm 1, lambda eta_t with
+            eta_t = lr / alpha; alpha is the group's lr when it was added, kept under the group key ``alpha``.
+        unit_dim: the dimension along which the group's vectors are points of the sphere (-1: the rows of a matrix). They
+            are normalized when the group is added and after every step. None: coordinates without geometry; ``tangent``,
+            ``pmen`` and ``cap`` are then ignored.
+        tangent: Pre-Moment Tangent Projection (appendix B).
+        smgc: Second-Moment Growth Clipping, ``SMGC(...)`` or None. Acts on every coordinate, unit or not.
+        pmen: Post-Moment Exploration Noise, ``PMEN(...)`` or None.
+        cap: the Angular Step Cap in radians, or None. A schedule writes it as it writes ``lr``.
+        nonfinite: what a gradient with nan or inf does: "raise" a ValueError that names it, "skip" the step and count it in
+            ``optimizer.skipped``, or "off". On an accelerator the update is masked there and then, and the error or the
+            count comes with the next step, so that the host never waits.
+        maximize: ascend instead of descending.
+        foreach: stack tensors of one shape and update them together. None: the small ones, on accelerators.
+        capturable: keep the step counter on the device, so that a CUDA graph can hold the step. (``lr`` and ``cap`` must
+            then be tensors to change between replays.)
+        fused: None: a one-pass kernel for the tensors that have one; True: an error that says why where one has none;
+            False: the plain path.
+
+    State: ``step``, ``exp_avg``, ``exp_avg_sq``, as torch's AdamW names them (float32 for half-precision parameters). A
+    state_dict of torch's AdamW can be loaded. Set ``optimizer.diagnostics = Diagnostics()`` to see inside; off, it costs nothing.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.975, 0.975),
+        eps_gate: float = 1e-8,
+        eps_num: float = 1e-14,
+        a: float = 0.5,
+        weight_decay: float = 0.0,
+        decay: str = "lr",
+        unit_dim: int | None = None,
+        tangent: bool = True,
+        smgc: SMGC | None = None,
+        pmen: PMEN | None = None,
+        cap: float | Tensor | None = None,
+        nonfinite: str = "raise",
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        fused: bool | None = None,
+    ):
+        self._watch = Watch(nonfinite)
+        self.diagnostics: Diagnostics | None = None
+        defaults = dict(lr=lr, betas=betas, eps_gate=eps_gate, eps_num=eps_num, a=a, weight_decay=weight_decay, decay=decay,
+                        unit_dim=unit_dim, tangent=tangent, smgc=smgc, pmen=pmen, cap=cap, maximize=maximize, foreach=foreach,
+                        capturable=capturable, fused=fused)  # fmt: skip
+        super().__init__(params, defaults)
+
+    @property
+    def nonfinite(self) -> str:
+        return self._watch.policy
+
+    @property
+    def skipped(self) -> int:
+        """How many steps ``nonfinite="skip"`` has left out."""
+        return self._watch.skipped
+
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            group.setdefault("alpha", float(group["lr"]) if torch.as_tensor(group["lr"]).numel() == 1 else None)
+            rules.check(group)
+            rules.normalize(group)
+        except ValueError:
+            self.param_groups.pop()  # as before
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None):
+        """One step for every parameter that has a gradient. Returns the closure's loss, if there is a closure."""
+        self._check_capture()
+        self._watch.settle()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        work = [self._slots(group, first) for group, first in zip(self.param_groups, self._firsts())]
+        slots = [slot for group in work for slot in group]
+        go = self._watch.look([s.g for s in slots], [s.p for s in slots], [s.name for s in slots],
+                              [self.state[s.p].get("step") if s.p in self.state else None for s in slots])  # fmt: skip
+        if go is False:
+            return loss
+        mask = None if go is True else go
+        if self.diagnostics is not None:
+            self.diagnostics.begin()
+        for number, (group, members) in enumerate(zip(self.param_groups, work)):
+            self._count(group, members, mask)
+            self._step_group(number, group, members, mask)
+        if mask is not None:
+            self._watch.counted([s.step for s in slots], on_host=not any(g["capturable"] for g in self.param_groups))
+        if self.diagnostics is not None:
+            self.diagnostics.end()
+        return loss
+
+    def _check_capture(self) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            if not all(group["capturable"] for group in self.param_groups):
+                raise ValueError("GatedAdamW: this step is being captured into a CUDA graph, but its counter is on the host and "
+                                 "would stay at one value in every replay. Build the optimizer with capturable=True.")  # fmt: skip
+
+    def _firsts(self) -> list[int]:
+        firsts = [0]
+        for group in self.param_groups:
+            firsts.append(firsts[-1] + len(group["params"]))
+        return firsts[:-1]
+
+    def _slots(self, group: dict, first: int) -> list[Slot]:
+        slots = []
+        for name, p in rules.named(group, first):
+            if p.grad is None:
+                continue
+            if p.grad.is_sparse:
+                raise ValueError(f"GatedAdamW: the gradient of {name!r} is sparse, and the moments need dense ones. Build its "
+                                 "embedding with sparse=False, or give it to torch.optim.SparseAdam.")  # fmt: skip
+            slots.append(Slot(name, p, sharding.local(p), sharding.local_grad(p)))
+        return slots
+
+    def _count(self, group: dict, slots: list[Slot], mask: Tensor | None) -> None:
+        """Create the state where there is none, and count the step: t, from 1."""
+        for slot in slots:
+            state = self.state[slot.p]
+            if not state:
+                dtype = torch.float64 if slot.p.dtype == torch.float64 else torch.float32
+                state["step"] = torch.zeros((), device=slot.w.device if group["capturable"] else "cpu")
+                state["exp_avg"] = torch.zeros_like(slot.p, dtype=dtype)
+                state["exp_avg_sq"] = torch.zeros_like(slot.p, dtype=dtype)
+            slot.step, slot.m, slot.v = state["step"], sharding.local(state["exp_avg"]), sharding.local(state["exp_avg_sq"])
+            slot.step += 1 if mask is None or not group["capturable"] else mask
+            slot.t = slot.step if group["capturable"] else int(slot.step.item())
+
+    def _step_group(self, number: int, group: dict, slots: list[Slot], mask: Tensor | None) -> None:
+        plain = [slot for slot in slots if not self._fusable(group, slot, mask)]
+        taken = {id(slot) for slot in plain}
+        self._step_fused(group, [slot for slot in slots if id(slot) not in taken])
+
+        split = defaultdict(list)
+        for bucket in self._buckets(group, plain):
+            dim = group["unit_dim"]
+            over = () if dim is None else sharding.split_groups(bucket[0].p, dim)
+            if over:
+                split[over].append(bucket)
+            else:
+                self._write(bucket, run(self._update(number, group, bucket)), mask)
+        for over, buckets in split.items():
+            results = sharding.run_split([self._update(number, group, bucket) for bucket in buckets], over)
+            for bucket, result in zip(buckets, results):
+                self._write(bucket, result, mask)
+
+    def _buckets(self, group: dict, slots: list[Slot]) -> list[list[Slot]]:
+        """What is updated together: one tensor, or (``foreach``) all of one shape that stand at the same step."""
+        buckets = defaultdict(list)
+        for slot in slots:
+            w, stack = slot.w, group["foreach"]
+            if stack is None:
+                stack = w.device.type != "cpu" and w.numel() <= _SMALL
+            alike = (w.shape, slot.p.shape, w.dtype, w.device, slot.g.dtype, None if group["capturable"] else slot.t)
+            buckets[(*alike, sharding.shard_groups(slot.p)) if stack else id(slot)].append(slot)
+        return list(buckets.values())
+
+    def _update(self, number: int, group: dict, bucket: list[Slot]):
+        """``algorithm.update`` for a bucket: a stack of tensors is one tensor with one more dimension in front."""
+        rule, p = _rule(group, bucket[0].p), bucket[0].p
+        dtype = bucket[0].m.dtype
+
+        def stack(tensors: list[Tensor]) -> Tensor:
+            return tensors[0].to(dtype) if len(tensors) == 1 else torch.stack(tensors).to(dtype)
+
+        g = stack([slot.g for slot in bucket])
+        t = bucket[0].t
+        key, index = 0, None
+        noisy = rule.pmen is not None and rule.dim is not None
+        if noisy:
+            key, index = pmen_key(rule.pmen.seed, bucket[0].name), sharding.global_index(p)
+        if len(bucket) > 1:
+            column = (-1, *(1,) * p.ndim)
+            t = torch.stack([slot.t for slot in bucket]).reshape(column) if group["capturable"] else t
+            if noisy:
+                keys = [pmen_key(rule.pmen.seed, slot.name) for slot in bucket]
+                key = torch.tensor(keys, device=g.device).reshape(column)
+                index = torch.stack([sharding.global_index(slot.p) for slot in bucket])
+        seen = None
+        if self.diagnostics is not None:
+            seen = self.diagnostics.open(number, rule, [slot.p for slot in bucket])
+        m, v = stack([slot.m for slot in bucket]), stack([slot.v for slot in bucket])
+        return update(stack([slot.w for slot in bucket]), -g if group["maximize"] else g, m, v, t, rule, key, index, seen)
+
+    @staticmethod
+    def _write(bucket: list[Slot], result: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> None:
+        for kept, new in zip(("w", "m", "v"), result):
+            news = new.unbind() if len(bucket) > 1 else [new]
+            for slot, value in zip(bucket, news):
+                old = getattr(slot, kept)
+                old.copy_(value if mask is None else torch.where(mask, value.to(old.dtype), old))
+
+    def _fusable(self, group: dict, slot: Slot, mask: Tensor | None) -> bool:
+        """Whether a one-pass kernel takes this tensor. ``fused=True`` turns the reason why not into an error."""
+        if group["fused"] is False:
+            return False
+        why = _why_not_fused(group, slot, mask, self.diagnostics)
+        if why is not None and group["fused"]:
+            raise ValueError(f"GatedAdamW: fused=True, but parameter {slot.name!r} cannot take the fused kernel: {why} "
+                             "Use fused=None to let such tensors take the plain path.")  # fmt: skip
+        return why is None
+
+    def _step_fused(self, group: dict, slots: list[Slot]) -> None:
+        by_step = defaultdict(list)
+        for slot in slots:
+            by_step[slot.t].append(slot)
+        for t, members in by_step.items():
+            from .fused import fused_step
+
+            rule = _rule(group, members[0].p)
+            noisy = rule.pmen is not None and rule.dim is not None
+            fused_step(
+                [s.w for s in members], [s.g for s in members], [s.m for s in members], [s.v for s in members], [t] * len(members),
+                lr=float(rule.lr), beta1=rule.beta1, beta2=rule.beta2, eps_gate=rule.eps_gate, eps_num=rule.eps_num, a=rule.a,
+                weight_decay_factor=float(rule.decay), unit=rule.dim is not None, tangent=rule.tangent,
+                smgc=rule.smgc, smgc_active=rule.smgc is not None and t - 1 >= rule.smgc.start,
+                pmen=rule.pmen if noisy else None, pmen_active=noisy and bool(rule.pmen.due(t)),
+                pmen_keys=[pmen_key(rule.pmen.seed, s.name) if noisy else 0 for s in members],
+                index_offsets=[sharding.index_offset(s.p) if noisy else 0 for s in members],
+                cap=None if rule.cap is None or rule.dim is None else float(rule.cap), maximize=group["maximize"],
+            )  # fmt: skip
+
+    # ---- state: plain values out, and back in ------------------------------------------------------------------------
+
+    def state_dict(self) -> dict:
+        self._watch.settle()
+        packed = super().state_dict()
+        packed["param_groups"] = [rules.pack(group) for group in packed["param_groups"]]
+        return packed
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        saved = state_dict["param_groups"]
+        if len(saved) == len(self.param_groups):  # otherwise torch's own error explains
+            state_dict = {**state_dict, "param_groups": [rules.unpack(s, own) for s, own in zip(saved, self.param_groups)]}
+        super().load_state_dict(state_dict)
+        # torch casts the state to the parameter's dtype; for half precision that would throw the moments' digits away
+        numbers = [n for group in saved for n in group["params"]]
+        for n, p in zip(numbers, (p for group in self.param_groups for p in group["params"])):
+            if p.dtype in (torch.bfloat16, torch.float16) and n in state_dict["state"]:
+                for name in ("exp_avg", "exp_avg_sq"):
+                    moment = state_dict["state"][n][name]
+                    self.state[p][name] = moment.to(device=p.device, dtype=torch.float32, copy=True)
+
+    def __getstate__(self) -> dict:
+        self._watch.settle()
+        return super().__getstate__() | {"_watch": self._watch, "diagnostics": self.diagnostics}
+
+
+def _rule(group: dict, p: Tensor) -> Rule:
+    """The group's numbers at this step, for a parameter of p's shape."""
+    dim, lr = group["unit_dim"], group["lr"]
+    per_lambda = lr if group["decay"] == "lr" else lr / group["alpha"]
+    return Rule(
+        lr=lr, decay=per_lambda * group["weight_decay"], beta1=group["betas"][0], beta2=group["betas"][1],
+        eps_gate=group["eps_gate"], eps_num=group["eps_num"], a=group["a"], tangent=group["tangent"],
+        dim=None if dim is None else dim % p.ndim - p.ndim, length=1 if dim is None else p.shape[dim],
+        smgc=group["smgc"], pmen=group["pmen"], cap=group["cap"],
+    )  # fmt: skip
+
+
+def _why_not_fused(group: dict, slot: Slot, mask: Tensor | None, diagnostics: Diagnostics | None) -> str | None:
+    """The reason why this tensor takes the plain path, as a sentence; None if a fused kernel may take it."""
+    if find_spec("ngpt_core.optim.fused") is None:
+        return "this installation has no fused kernels."
+    dim = group["unit_dim"]
+    if diagnostics is not None:
+        return "diagnostics look at what happens between its steps."
+    if group["capturable"] or mask is not None:
+        return "the counter or the mask of this step lives on the device."
+    if any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (group["lr"], group["cap"])):
+        return "lr or cap is a tensor on the device."
+    if dim is not None and sharding.split_groups(slot.p, dim):
+        return "its vectors are split across ranks."
+    if dim is not None and group["pmen"] is not None and sharding.index_offset(slot.p) is None:
+        return "its shard is not one uninterrupted piece of the full tensor, and PMEN needs every coordinate's position."
+    from .fused import usable
+
+    return usable(slot.w, slot.g, dim)

@@ -1,0 +1,101 @@
+"""Is this parameter group one that GatedAdamW can work with? The rules, and the error that states each of them.
+
+A slip is answered before anything is changed, with the rule, the value received and what to do.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from . import sharding
+from .pmen import PMEN
+from .smgc import SMGC
+
+_SETTINGS = {"smgc": SMGC, "pmen": PMEN}
+
+
+def check(group: dict) -> None:
+    """Raise a ValueError if a value of the group breaks a rule."""
+
+    def rule(holds: bool, text: str) -> None:
+        if not holds:
+            raise ValueError(f"GatedAdamW: {text}")
+
+    lr, cap = group["lr"], group["cap"]
+    rule(not isinstance(lr, Tensor) or lr.numel() == 1, f"a tensor lr must hold one number, got the shape {tuple(torch.as_tensor(lr).shape)}.")
+    rule(0 <= float(lr) < math.inf, f"lr must be finite and >= 0, got {lr}. Usual: 0.24/sqrt(d_model) for unit rows, 1e-3 otherwise.")
+    betas = group["betas"]
+    rule(len(betas) == 2 and all(0 <= b < 1 for b in betas), f"both betas must lie in [0, 1), got {betas}. The paper: (0.975, 0.975).")
+    rule(0 < group["eps_gate"] < math.inf, f"eps_gate, the gate's threshold, must be > 0, got {group['eps_gate']}. The paper: 1e-8.")
+    rule(0 <= group["eps_num"] < math.inf, f"eps_num must be >= 0, got {group['eps_num']}. The paper: 1e-14.")
+    rule(0 < group["a"] < math.inf, f"a, the gate's sharpness, must be > 0, got {group['a']}. The paper: 0.5; 1 is Adam's gate.")
+    rule(0 <= group["weight_decay"] < math.inf, f"weight_decay must be finite and >= 0, got {group['weight_decay']}.")
+    rule(group["decay"] in ("lr", "eta"), f"decay must be 'lr' (torch's lr*lambda) or 'eta' (the paper's eta_t*lambda), got {group['decay']!r}.")
+    rule(group["decay"] == "lr" or group["alpha"] > 0,
+         f"decay='eta' divides by the base step size alpha, which is {group['alpha']} (the lr at the time the group was added). "
+         "Add the group with its peak lr, or give it the key 'alpha'.")  # fmt: skip
+    rule(cap is None or float(cap) >= 0, f"cap, the largest angle of a step in radians, must be >= 0 or None, got {cap}.")
+    for name, kind in _SETTINGS.items():
+        value = group[name]
+        rule(value is None or isinstance(value, kind), f"{name} must be {kind.__name__}(...) or None, got {value!r}.")
+    dim = group["unit_dim"]
+    rule(dim is None or (isinstance(dim, int) and not isinstance(dim, bool)), f"unit_dim must be an integer or None, got {dim!r}.")
+    for name, p in named(group):
+        rule(p.is_floating_point(), f"parameters must be real floating-point tensors, {name!r} is {p.dtype}.")
+        if dim is not None:
+            rule(-p.ndim <= dim < p.ndim, f"unit_dim={dim} is not a dimension of {name!r}, whose shape is {tuple(p.shape)}. "
+                 f"Give {name!r} a group with unit_dim=None, or one of its own dimensions.")  # fmt: skip
+            rule(not p.is_meta, f"{name!r} is on the meta device and has no values to normalize. Materialize the model first.")
+
+
+def named(group: dict, first: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """(name, parameter). Without names, parameters are called by the order in which they were added: "0", "1", ..."""
+    names = group.get("param_names") or [str(first + i) for i in range(len(group["params"]))]
+    return zip(map(bare, names), group["params"])
+
+
+def bare(name: str) -> str:
+    """The name in the user's model: without what torch.compile, activation checkpointing and DDP put into it."""
+    for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
+
+
+@torch.no_grad()
+def normalize(group: dict) -> None:
+    """Put the group's vectors on the sphere. Those that are there already, to rounding, keep their bits: building an
+    optimizer on a loaded model changes nothing."""
+    dim = group["unit_dim"]
+    if dim is None:
+        return
+    squares = []
+    for name, p in named(group):
+        w = sharding.local(p)
+        w = w.float() if w.dtype in (torch.bfloat16, torch.float16) else w
+        ww = sharding.all_sum((w * w).sum(dim, keepdim=True), sharding.split_groups(p, dim))
+        squares.append(ww)
+        if bool((ww == 0).any()):
+            at = (ww == 0).squeeze(dim).nonzero()[0].tolist()
+            raise ValueError(
+                f"GatedAdamW: unit_dim={dim} asks for unit vectors along that dimension, but {name!r} has a zero vector (index "
+                f"{at} of the others), which has no direction. Initialize it (Gaussian, say), or use unit_dim=None."
+            )
+    for (_, p), ww in zip(named(group), squares):
+        w = sharding.local(p)
+        rounding = torch.finfo(w.dtype).eps + 8 * torch.finfo(ww.dtype).eps  # of the coordinates, and of their sum
+        off = (ww - 1).abs() > rounding
+        w.copy_(torch.where(off, w * torch.rsqrt(ww), w))
+
+
+def pack(group: dict) -> dict:
+    """The group as plain numbers, strings and dicts: what torch.load reads back without trusting any class."""
+    return {k: asdict(v) if isinstance(v, (SMGC, PMEN)) else v for k, v in group.items()}
+
+
+def unpack(saved: dict, own: dict) -> dict:
+    """A saved group for the optimizer's own one. Keys that it does not know (torch's AdamW saved it) stay as they are here."""
+    group = {k: v for k, v in own.items() if k not in ("params", "param_names")} | saved
+    return {k: _SETTINGS[k](**v) if k in _SETTINGS and isinstance(v, dict) else v for k, v in group.items()}

@@ -1,0 +1,108 @@
+"""How does a coordinate that receives no gradient get another chance? Post-Moment Exploration Noise (PMEN), appendix D.
+
+After the adaptive update, coordinates whose second moment is (nearly) zero receive a small random step. It enters neither
+moment. The signs are a function of (seed, name of the parameter, step, position of the coordinate in the full tensor) and of
+nothing else: one rank and N ranks draw the same noise, and a resumed run repeats it.
+
+Symbols (appendix D):
+    s       the activity sqrt(v) of a coordinate: raw second moment, after this step's moment update
+    tau     the threshold tau_v                      psi     the profile: how much noise at the activity s
+    c       the reference scale of a coordinate      xi      the sign of a coordinate, -1 or +1
+    lr      the current learning rate alpha_{j,t} of the parameter group
+    t       the step, counted from 1                 i       row-major index of a coordinate in the full tensor
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+__all__ = ["PMEN", "amplitude", "key", "profile", "signs"]
+
+
+@dataclass(frozen=True)
+class PMEN:
+    """Settings of Post-Moment Exploration Noise, as GatedAdamW's ``pmen`` keyword and group key take them.
+
+    ``profile``: "step" perturbs where s <= tau (tau = 0: where v is exactly zero), "smooth" by 1 / (1 + (s/tau)^b).
+    ``reference``: "row" is c = 1/sqrt(d_j), d_j the length of the vector; "adam" is c = sqrt((1-beta1)/(1+beta1)).
+    It acts at the steps t = start, start + every, start + 2 every, ..., t counted from 1.
+    """
+
+    strength: float = 10.0
+    tau: float = 1e-10
+    profile: str = "step"
+    b: float = 2.0
+    reference: str = "row"
+    start: int = 1
+    every: int = 1
+    seed: int = 0
+
+    def __post_init__(self):
+        if not 0 <= self.strength < math.inf:
+            raise ValueError(f"PMEN: strength is lambda_noise and must be finite and >= 0, got {self.strength}. The paper uses 10.")
+        if not 0 <= self.tau < math.inf:
+            raise ValueError(f"PMEN: tau is a threshold of sqrt(v) and must be finite and >= 0, got tau={self.tau}. "
+                             "The paper uses 1e-10.")  # fmt: skip
+        if self.profile not in ("step", "smooth"):
+            raise ValueError(f"PMEN: profile must be 'step' or 'smooth', got {self.profile!r}.")
+        if self.profile == "smooth" and not (self.tau > 0 and 0 < self.b < math.inf):
+            raise ValueError(f"PMEN: the smooth profile 1/(1 + (s/tau)^b) needs tau > 0 and b > 0, got tau={self.tau}, "
+                             f"b={self.b}. For tau = 0 use profile='step'.")  # fmt: skip
+        if self.reference not in ("row", "adam"):
+            raise ValueError(f"PMEN: reference must be 'row' (1/sqrt(d_j)) or 'adam', got {self.reference!r}.")
+        for name in ("start", "every"):
+            if int(getattr(self, name)) != getattr(self, name) or getattr(self, name) < 1:
+                raise ValueError(f"PMEN: {name} counts steps from 1 and must be an integer >= 1, got {name}={getattr(self, name)}.")
+
+    def due(self, t: int | Tensor) -> bool | Tensor:
+        """Whether step t is one of the selected steps; a tensor t (a counter on the device) gives a tensor."""
+        return (t >= self.start) & ((t - self.start) % self.every == 0)
+
+
+def profile(s: Tensor, setting: PMEN) -> Tensor:
+    """psi(s; tau), in the dtype of s: non-increasing, 1 at s = 0."""
+    if setting.profile == "step":
+        return (s <= setting.tau).to(s.dtype)  # app. D, eq. psi_step
+    return 1 / (1 + (s / setting.tau) ** setting.b)  # app. D, eq. psi_b
+
+
+def amplitude(setting: PMEN, lr: float | Tensor, length: int, beta1: float) -> float | Tensor:
+    """alpha_{j,t} lambda_noise c: the size of the perturbation of a coordinate with psi = 1, in a vector of ``length`` d_j."""
+    c = 1 / math.sqrt(length) if setting.reference == "row" else math.sqrt((1 - beta1) / (1 + beta1))  # app. D, eq. c_j
+    return lr * setting.strength * c
+
+
+@lru_cache(maxsize=65536)
+def key(seed: int, name: str) -> int:
+    """The 32-bit key of one parameter's noise."""
+    return int.from_bytes(blake2b(f"{seed}/{name}".encode(), digest_size=4).digest(), "little")
+
+
+_32 = 0xFFFFFFFF
+
+
+def _mix(x):
+    """A bijection of the 32-bit integers that scatters them (shifts and odd multipliers); int, or int64 tensor.
+
+    The product of two 32-bit numbers may pass int64's range: it then wraps modulo 2^64, which leaves the low 32 bits exact.
+    """
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _32
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & _32
+    return x ^ (x >> 16)
+
+
+def signs(key: int | Tensor, t: int | Tensor, index: Tensor) -> Tensor:
+    """xi = +1 or -1 for the coordinates ``index`` (int64, positions in the full tensor) at step t.  # app. D, eq. xi
+
+    Every kernel of this package computes the same bits: 32-bit integer arithmetic, no state, no order.
+    """
+    t = t.to(torch.int64) if isinstance(t, Tensor) else int(t)
+    k = _mix(key ^ _mix(t & _32))
+    bit = _mix(_mix((index & _32) ^ k) ^ (index >> 32)) >> 31
+    return 1 - 2 * bit

@@ -1,0 +1,60 @@
+"""How much may one gradient change what Adam remembers? Second-Moment Growth Clipping (SMGC), appendix C.
+
+Each scalar gradient is clipped with its own history alone, so that one step multiplies the second moment by at most R.
+
+Symbols (appendix C):
+    g      a gradient coordinate (already projected, where projection is on)
+    v      its second moment *before* this step, not bias-corrected
+    k      the number of completed optimizer steps
+    R      the largest growth factor of v allowed in one step, R >= 1
+    s_min  a floor, in units of the bias-corrected sqrt(v_hat), for coordinates with little history
+    C_R    the clipping threshold in units of sqrt(v_bar)
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["SMGC", "growth_clip"]
+
+
+@dataclass(frozen=True)
+class SMGC:
+    """Settings of Second-Moment Growth Clipping, as GatedAdamW's ``smgc`` keyword and group key take them.
+
+    It acts once k >= ``start``, k being the completed steps: ``start=500`` leaves the first 500 steps alone. At k = 0 the
+    rule as written clips every gradient to zero, which is why it starts late.
+    """
+
+    R: float = 100.0
+    s_min: float = 1e-10
+    start: int = 500
+
+    def __post_init__(self):
+        if not 1 <= self.R < math.inf:
+            raise ValueError(f"SMGC: R is the largest growth of v in one step and must be finite and >= 1, got R={self.R}. "
+                             "The paper uses 100; for no clipping pass smgc=None.")  # fmt: skip
+        if not 0 <= self.s_min < math.inf:
+            raise ValueError(f"SMGC: s_min is a floor of sqrt(v_hat) and must be finite and >= 0, got s_min={self.s_min}. "
+                             "The paper uses 1e-10.")  # fmt: skip
+        if int(self.start) != self.start or self.start < 0:
+            raise ValueError(f"SMGC: start counts completed steps and must be an integer >= 0, got start={self.start}. "
+                             "The paper uses 500.")  # fmt: skip
+
+
+def growth_clip(
+    g: Tensor, v: Tensor, k: int | Tensor, beta2: float, R: float = 100.0, s_min: float = 1e-10
+) -> Tensor:
+    """sign(g) min(|g|, C_R sqrt(v_bar)): afterwards beta2 v + (1 - beta2) g^2 <= R v_bar, coordinate by coordinate.
+
+    >>> v = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    >>> growth_clip(torch.tensor([5.0, -50.0, 1.0], dtype=torch.float64), v, k=1000, beta2=0.975, R=2.0)
+    tensor([ 5.0000e+00, -6.4031e+00,  6.4031e-10], dtype=torch.float64)
+    """
+    # The square roots are taken before the maximum: s_min^2 would leave float32's range for a small s_min.
+    floor = math.sqrt(1 - beta2**k) * s_min if not isinstance(k, Tensor) else torch.sqrt(1 - beta2**k) * s_min
+    root = torch.clamp_min(v.sqrt(), floor)  # app. C, eq. v_bar, as sqrt(v_bar)
+    bound = math.sqrt((R - beta2) / (1 - beta2)) * root  # app. C, eq. C_R
+    return torch.clamp(g, -bound, bound)  # app. C, eq. g_i

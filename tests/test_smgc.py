@@ -1,0 +1,87 @@
+"""Second-Moment Growth Clipping: the bound that it promises, and the formula that it is."""
+
+import math
+
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ngpt_core as ng
+
+quick = settings(max_examples=100, deadline=None)
+beta = st.floats(0, 0.9999)
+
+
+def f64(x: float) -> torch.Tensor:
+    return torch.tensor([x], dtype=torch.float64)
+
+
+moment = st.one_of(st.just(0.0), st.floats(1e-30, 1e6))
+
+
+@quick
+@given(st.floats(-1e6, 1e6), moment, st.integers(0, 10**6), beta, st.floats(1, 1e4), st.floats(0, 1e-3))
+def test_the_next_second_moment_is_at_most_R_times_v_bar(g, v, k, beta2, R, s_min):
+    clipped = float(ng.growth_clip(f64(g), f64(v), k, beta2, R, s_min))
+    v_bar = max(v, (1 - beta2**k) * s_min**2)
+    assert beta2 * v + (1 - beta2) * clipped**2 <= R * v_bar * (1 + 1e-12)
+    assert abs(clipped) <= abs(g) and clipped * g >= 0
+
+
+@quick
+@given(st.floats(-1e6, 1e6), moment, st.integers(0, 10**6), beta, st.floats(1, 1e4), st.floats(0, 1e-3))
+def test_it_is_the_papers_formula(g, v, k, beta2, R, s_min):
+    clipped = float(ng.growth_clip(f64(g), f64(v), k, beta2, R, s_min))
+    assert clipped == pytest.approx(reference.growth_clip(g, v, k, beta2, R, s_min), rel=1e-12, abs=1e-300)
+
+
+def test_the_bound_is_reached_and_not_only_respected():
+    v, beta2, R = torch.tensor([2.0], dtype=torch.float64), 0.975, 100.0
+    g = ng.growth_clip(torch.tensor([-1e9], dtype=torch.float64), v, 1000, beta2, R)
+    torch.testing.assert_close(beta2 * v + (1 - beta2) * g * g, R * v)
+    assert g < 0
+
+
+def test_a_gradient_within_the_bound_passes_bit_for_bit():
+    g, v = torch.randn(100), torch.ones(100)
+    assert torch.equal(ng.growth_clip(g, v, 10, 0.975), g)
+
+
+def test_the_floor_grows_with_the_completed_steps_and_is_zero_before_the_first():
+    g, v = torch.tensor([1.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    assert float(ng.growth_clip(g, v, 0, 0.9)) == 0
+    for k in (1, 5, 500):
+        expected = math.sqrt((100 - 0.9) / (1 - 0.9)) * math.sqrt(1 - 0.9**k) * 1e-10
+        assert float(ng.growth_clip(g, v, k, 0.9)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_floor_survives_float32_where_its_square_would_not():
+    g = ng.growth_clip(torch.ones(1), torch.zeros(1), 10**6, 0.975, R=1.0, s_min=1e-25)
+    assert float(g) == pytest.approx(1e-25, rel=1e-5)
+
+
+def test_a_counter_on_the_device_gives_the_same_as_an_integer():
+    g, v = torch.randn(50), torch.zeros(50)
+    torch.testing.assert_close(ng.growth_clip(g, v, torch.tensor(7.0), 0.975), ng.growth_clip(g, v, 7, 0.975))
+
+
+def test_one_spike_changes_the_optimizers_second_moment_by_R_at_most():
+    p = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    optimizer = ng.GatedAdamW([p], lr=1e-3, smgc=ng.SMGC(R=10.0, start=20))
+    for step in range(60):
+        before = optimizer.state[p]["exp_avg_sq"].clone() if step else None
+        p.grad = torch.randn(4, dtype=torch.float64) * (1e6 if step in (10, 40) else 1.0)
+        optimizer.step()
+        growth = None if before is None else (optimizer.state[p]["exp_avg_sq"] / before).max()
+        if step == 10:
+            assert growth > 1e6  # not yet started
+        if step == 40:
+            assert growth == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("bad", [dict(R=0.5), dict(R=math.nan), dict(R=math.inf), dict(s_min=-1e-10), dict(start=-1), dict(start=1.5)])
+def test_bad_settings_are_refused_with_the_value_they_had(bad):
+    with pytest.raises(ValueError, match=rf"SMGC.*{next(iter(bad))}"):
+        ng.SMGC(**bad)

@@ -1,0 +1,151 @@
+"""The geometry: what Norm, projection, angle, cap and slerp promise, in every precision and along every axis."""
+
+import math
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ngpt_core import sphere
+
+seeds = st.integers(0, 2**31 - 1)
+quick = settings(max_examples=60, deadline=None)
+
+
+def draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_unit_has_length_one_and_the_same_direction():
+    x = draw(0, 5, 7)
+    y = sphere.unit(x)
+    torch.testing.assert_close(y.norm(dim=-1), torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close(y * x.norm(dim=-1, keepdim=True), x)
+
+
+def test_unit_acts_along_the_dimension_asked_for():
+    x = draw(0, 4, 5, 6)
+    torch.testing.assert_close(sphere.unit(x, dim=1), sphere.unit(x.movedim(1, -1)).movedim(-1, 1))
+
+
+def test_unit_of_a_zero_vector_is_zero_with_a_finite_gradient():
+    x = torch.zeros(2, 3, requires_grad=True)
+    y = sphere.unit(x)
+    y.sum().backward()
+    assert torch.equal(y, torch.zeros(2, 3))
+    assert x.grad.isfinite().all() and x.grad.abs().max() <= 1
+
+
+def test_unit_passes_gradcheck():
+    assert torch.autograd.gradcheck(sphere.unit, draw(1, 3, 4).requires_grad_())
+
+
+def test_unit_of_bfloat16_is_computed_wide_and_rounded_once():
+    x = draw(0, 8, 300).bfloat16()
+    assert torch.equal(sphere.unit(x), sphere.unit(x.float()).bfloat16())
+
+
+@quick
+@given(seeds, st.integers(2, 40), st.floats(1e-3, 1e3))
+def test_tangent_is_orthogonal_and_idempotent(seed, d, scale):
+    w, g = sphere.unit(draw(seed, 3, d)), scale * draw(seed + 1, 3, d)
+    once = sphere.tangent(g, w)
+    assert (w * once).sum(-1).abs().max() <= 1e-14 * scale * d
+    torch.testing.assert_close(sphere.tangent(once, w), once, rtol=1e-12, atol=1e-14 * scale)
+
+
+@quick
+@given(seeds, st.floats(0.1, 10))
+def test_tangent_is_the_twins_for_vectors_of_any_length(seed, norm):
+    w, g = norm * draw(seed, 4, 6), draw(seed + 1, 4, 6)
+    expected = np.stack([reference.tangent(gi, wi) for gi, wi in zip(g.numpy(), w.numpy())])
+    np.testing.assert_allclose(sphere.tangent(g, w).numpy(), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_tangent_of_a_tiny_w_is_held_by_eps_proj():
+    w, g = torch.tensor([1e-8, 0.0], dtype=torch.float64), torch.tensor([1.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(sphere.tangent(g, w), torch.tensor([1 - 1e-16 / 1e-12, 1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("phi", [1e-15, 1e-8, 1e-3, 0.5, 1.5, 2.0, 3.0, math.pi - 1e-6])
+def test_angle_is_the_angle_turned_in_float32_however_small(phi):
+    w = sphere.unit(torch.randn(16))
+    u = sphere.unit(sphere.tangent(torch.randn(16), w))
+    # 1 - cos(phi), written so that small angles keep their digits
+    delta = -2 * math.sin(phi / 2) ** 2 * w + math.sin(phi) * u
+    assert float(sphere.angle(w, delta)) == pytest.approx(phi, rel=3e-6, abs=0)
+
+
+@quick
+@given(seeds, st.floats(0.0, 3.1), st.floats(1e-6, 30.0))
+def test_cap_angle_never_turns_further_than_the_cap(seed, cap, scale):
+    w, delta = sphere.unit(draw(seed, 8, 5)), scale * draw(seed + 1, 8, 5)
+    moved = sphere.cap_angle(w, delta, cap)
+    assert (sphere.angle(w, moved - w) <= cap + 1e-7 * max(1.0, scale)).all()
+    free = sphere.angle(w, delta) < cap - 1e-9
+    assert torch.equal(moved[free], (w + delta)[free])
+
+
+@quick
+@given(seeds, st.floats(0.0, 3.1), st.floats(0.01, 30.0))
+def test_cap_angle_is_the_papers_formula(seed, cap, scale):
+    w, delta = draw(seed, 8, 5), scale * draw(seed + 1, 8, 5)  # w of any length
+    expected = np.stack([reference.cap_angle(a, a + b, cap) for a, b in zip(w.numpy(), delta.numpy())])
+    np.testing.assert_allclose(sphere.cap_angle(w, delta, cap).numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_cap_of_zero_degrees_returns_the_unit_vector_of_w():
+    w, delta = 3 * draw(0, 4, 6), draw(1, 4, 6)
+    torch.testing.assert_close(sphere.cap_angle(w, delta, 0.0), sphere.unit(w))
+
+
+def test_cap_keeps_angles_beyond_ninety_degrees_and_their_direction():
+    w, u = torch.eye(3, dtype=torch.float64)[0], torch.eye(3, dtype=torch.float64)[1]
+    candidate = math.cos(2.5) * w + math.sin(2.5) * u
+    torch.testing.assert_close(sphere.cap_angle(w, candidate - w, 2.0), math.cos(2.0) * w + math.sin(2.0) * u)
+    torch.testing.assert_close(sphere.cap_angle(w, candidate - w, 2.6), candidate)
+
+
+def test_cap_leaves_a_displacement_without_tangent_part_alone():
+    w = sphere.unit(draw(0, 4, 6))
+    for factor in (-0.5, 0.25, -3.0):  # shorter, longer, and through the origin to the other side
+        torch.testing.assert_close(sphere.cap_angle(w, factor * w, 0.01), w + factor * w)
+
+
+def test_cap_accepts_a_tensor_and_acts_along_any_dimension():
+    w, delta = sphere.unit(draw(0, 5, 6), dim=0), draw(1, 5, 6)
+    a = sphere.cap_angle(w, delta, torch.tensor(0.1), dim=0)
+    torch.testing.assert_close(a, sphere.cap_angle(w.T, delta.T, 0.1).T, rtol=1e-6, atol=1e-8)
+
+
+def test_step_is_lerp_then_norm():
+    h, s = sphere.unit(draw(0, 5)), sphere.unit(draw(1, 5))
+    torch.testing.assert_close(sphere.step(h, s, 0.3), sphere.unit(0.7 * h + 0.3 * s))
+    alpha = torch.rand(5, dtype=torch.float64)
+    torch.testing.assert_close(sphere.step(h, s, alpha), sphere.unit((1 - alpha) * h + alpha * s))
+
+
+@quick
+@given(seeds, st.floats(0, 1))
+def test_slerp_moves_at_constant_speed_along_the_arc(seed, t):
+    a, b = sphere.unit(draw(seed, 4)), sphere.unit(draw(seed + 1, 4))
+    phi = math.acos(max(-1.0, min(1.0, float(a @ b))))
+    expected = (math.sin((1 - t) * phi) * a + math.sin(t * phi) * b) / math.sin(phi)
+    torch.testing.assert_close(sphere.slerp(a, b, t), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_slerp_between_antipodes_and_to_itself_stays_on_the_sphere():
+    a = sphere.unit(draw(0, 6))
+    torch.testing.assert_close(sphere.slerp(a, -a, 1.0), -a)
+    assert float(sphere.slerp(a, -a, 0.5).norm()) == pytest.approx(1)
+    torch.testing.assert_close(sphere.slerp(a, a, 0.3), a)
+
+
+def test_random_points_are_unit_and_spread_evenly():
+    x = sphere.random(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.testing.assert_close(x.norm(dim=-1), torch.ones(20000, dtype=torch.float64))
+    assert x.mean(0).abs().max() < 0.02
+    torch.testing.assert_close(x.T @ x / 20000, torch.eye(3, dtype=torch.float64) / 3, rtol=0, atol=0.02)
