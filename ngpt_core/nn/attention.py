@@ -4,8 +4,11 @@
     f(h) = softmax(sqrt(d_k) q k^T) v W_o             item 3 of the summary; GPT: no Norm, no s_qk, 1/sqrt(d_k)
 
 A dot product of two unit vectors is a cosine; the softmax needs differences of size sqrt(d_k), not 1/sqrt(d_k), to be sharp.
-Queries outnumber keys (GQA): each of the G key heads serves H/G query heads. No positional embedding by default, as in
-Nemotron-3; with ``rope_theta`` q and k are rotated first, which commutes with Norm and must come before s_qk.
+Queries outnumber keys (GQA): each of the G key heads serves H/G query heads.
+
+No positional embedding by default, as in Nemotron-3. With ``rope_theta`` q and k are rotated, last of all: only then do dot
+products depend on the difference of positions alone. (The original nGPT code rotates before s_qk, which then weighs the two
+coordinates of a plane differently at every position; the same thing as long as s_qk is equal on both, as at the start.)
 
 Shapes: B batch, T new tokens, S all tokens that can be seen, H query heads, G key and value heads, d_k head dimension.
 """
@@ -48,7 +51,8 @@ class KVCache:
     """The keys and values of a layer's past: two tensors of ``max_len`` places and how many of them are filled."""
 
     def __init__(self, batch: int, heads: int, max_len: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.k, self.v = torch.empty(2, batch, heads, max_len, head_dim, device=device, dtype=dtype).unbind(0)
+        self.k = torch.empty(batch, heads, max_len, head_dim, device=device, dtype=dtype)
+        self.v = torch.empty_like(self.k)
         self.length = 0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,11 +93,11 @@ class Attention(nn.Module):
         k = rearrange(F.linear(h, self.k_proj), "b t (g k) -> b g t k", k=self.config.head_dim)
         v = rearrange(F.linear(h, self.v_proj), "b t (g k) -> b g t k", k=self.config.head_dim)
         start = cache.length if cache is not None else 0
-        if self.config.rope_theta is not None:
-            q, k = rotate(q, self.config.rope_theta, start), rotate(k, self.config.rope_theta, start)
         if self.s_qk is not None:
             s_qk = self.s_qk()
             q, k = sphere.unit(q) * s_qk, sphere.unit(k) * s_qk  # eqs. qkscaling1, qkscaling2
+        if self.config.rope_theta is not None:
+            q, k = rotate(q, self.config.rope_theta, start), rotate(k, self.config.rope_theta, start)
         if cache is not None:
             k, v = cache.append(k, v)
         mask = None

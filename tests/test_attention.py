@@ -1,0 +1,150 @@
+"""Attention against loops written from the equations: GQA, QK norm, s_qk, the softmax scale, RoPE, documents, the cache."""
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ngpt_core as ng
+from ngpt_core.nn.attention import Attention, document_mask, rotate
+
+
+def make(normalized=True, **change):
+    config = ng.ModelConfig(
+        **dict(vocab_size=16, d_model=24, pattern="*", normalized=normalized, n_heads=6, n_kv_heads=2, head_dim=8) | change
+    )
+    module = Attention(config).double()
+    with torch.no_grad():
+        if normalized:
+            module.s_qk.weight.uniform_(0.5, 1.5)
+    return module
+
+
+def numbers(module):
+    names = dict(Wq="q_proj", Wk="k_proj", Wv="v_proj", Wo="o_proj")
+    return {k: getattr(module, v).detach().numpy() for k, v in names.items()}
+
+
+@pytest.mark.parametrize("theta", [None, 1e4])
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize(("heads", "kv"), [(6, 2), (4, 4), (4, 1)])
+def test_item_3_attention_is_the_loop_over_heads_and_tokens(normalized, theta, heads, kv):
+    module = make(normalized, n_heads=heads, n_kv_heads=kv, rope_theta=theta)
+    h = torch.randn(2, 11, 24, dtype=torch.float64)
+    s_qk = module.s_qk().detach().numpy() if normalized else None
+    want = [reference.attention(x, **numbers(module), heads=heads, kv_heads=kv, s_qk=s_qk, theta=theta) for x in h.numpy()]
+    np.testing.assert_allclose(module(h).detach().numpy(), np.stack(want), atol=1e-12)
+
+
+def test_item_3_softmax_scale_is_sqrt_dk_for_ngpt_and_its_inverse_for_gpt():
+    assert make(True).softmax_scale == 8**0.5
+    assert make(False).softmax_scale == 8**-0.5
+    assert make(False).s_qk is None and make(False).unit_dims == {}
+
+
+def test_scaling_a_row_of_queries_and_keys_of_a_head_changes_nothing():
+    """Norm per head: q_proj and k_proj may be rescaled head by head."""
+    module, h = make(), torch.randn(1, 7, 24, dtype=torch.float64)
+    want = module(h)
+    with torch.no_grad():
+        module.q_proj.view(6, 8, 24).mul_(torch.rand(6, 1, 1) + 0.5)
+        module.k_proj.view(2, 8, 24).mul_(torch.rand(2, 1, 1) + 0.5)
+    torch.testing.assert_close(module(h), want)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(-5_000, 5_000), st.sampled_from([2, 8, 64]))
+def test_rope_is_a_rotation_and_sees_relative_positions_only(i, j, shift, d_k):
+    torch.manual_seed(d_k)
+    q, k = torch.randn(2, 1, d_k, dtype=torch.float64)
+    shift = max(shift, -i, -j)
+    torch.testing.assert_close(rotate(q, 1e4, i).norm(), q.norm())
+    a = (rotate(q, 1e4, i) * rotate(k, 1e4, j)).sum()
+    b = (rotate(q, 1e4, i + shift) * rotate(k, 1e4, j + shift)).sum()
+    torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
+def test_rope_comes_after_s_qk_so_that_attention_sees_relative_positions_only():
+    """Rotated before s_qk, as in the original code, the same document would read differently at another place."""
+    module, h = make(rope_theta=1e4), torch.randn(1, 9, 24, dtype=torch.float64)
+    documents = torch.tensor([[0] * 3 + [1] * 6])
+    torch.testing.assert_close(module(h, documents)[:, 3:], module(h[:, 3:]))
+    arguments = dict(heads=6, kv_heads=2, s_qk=module.s_qk().detach().numpy(), theta=1e4)
+    theirs = reference.attention(h[0].numpy(), **numbers(module), **arguments, rope_first=True)
+    assert np.abs(theirs - module(h)[0].detach().numpy()).max() > 1e-3
+
+
+def test_rope_moves_something_and_is_the_identity_at_position_zero():
+    x = torch.randn(3, 8, dtype=torch.float64)
+    y = rotate(x, 1e4)
+    torch.testing.assert_close(y[0], x[0])
+    assert (y[1:] - x[1:]).abs().min() > 1e-6
+
+
+def test_rope_equals_transformers():
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    x = torch.randn(1, 2, 9, 16)
+    phi = torch.arange(9.0)[:, None] * 1e4 ** (-torch.arange(0, 16, 2) / 16)
+    cos, sin = torch.cat([phi, phi], -1).cos()[None], torch.cat([phi, phi], -1).sin()[None]
+    torch.testing.assert_close(rotate(x, 1e4), llama.apply_rotary_pos_emb(x, x, cos, sin)[0])
+
+
+def test_the_original_ngpt_codes_rotary_embedding_is_not_a_rotation():
+    """Its published form pairs neighbouring coordinates of q but tiles the angles by halves: norms are not kept, ours are."""
+    d_k, t = 8, 5.0
+    phi = t * 1e4 ** (-torch.arange(0, d_k, 2, dtype=torch.float64) / d_k)
+    x = torch.randn(d_k, dtype=torch.float64)
+    sin, cos = torch.cat([phi, phi]).sin(), torch.cat([phi, phi]).cos()
+    neighbours = torch.stack([-x[1::2], x[::2]], -1).flatten()
+    theirs = x * cos + neighbours * sin
+    assert abs(theirs.norm() - x.norm()) > 1e-3
+    torch.testing.assert_close(rotate(x[None], 1e4, 5).norm(), x.norm())
+
+
+def test_document_mask_is_causal_and_stays_within_documents():
+    mask = document_mask(torch.tensor([[0, 0, 3, 3, 3]]))[0, 0]
+    want = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert mask.int().tolist() == want
+
+
+@pytest.mark.parametrize("theta", [None, 1e4])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_packed_document_is_the_document_alone(normalized, theta):
+    module, h = make(normalized, rope_theta=theta), torch.randn(1, 12, 24, dtype=torch.float64)
+    documents = torch.tensor([[4] * 5 + [5] * 7])
+    packed = module(h, documents)
+    torch.testing.assert_close(packed[:, :5], module(h[:, :5]))
+    torch.testing.assert_close(packed[:, 5:], module(h[:, 5:]))
+
+
+@pytest.mark.parametrize("theta", [None, 1e4])
+@pytest.mark.parametrize("parts", [(9, 1, 1, 1), (1,) * 12, (4, 5, 3)])
+def test_with_a_cache_the_parts_give_the_whole(parts, theta):
+    module, h = make(rope_theta=theta), torch.randn(2, 12, 24, dtype=torch.float64)
+    cache = module.new_cache(2, 12, h.device, h.dtype)
+    out = torch.cat([module(x, cache=cache) for x in h.split(parts, 1)], 1)
+    torch.testing.assert_close(out, module(h))
+
+
+def test_a_sequence_longer_than_the_cache_is_an_error():
+    module, h = make(), torch.randn(1, 5, 24, dtype=torch.float64)
+    cache = module.new_cache(1, 7, h.device, h.dtype)
+    module(h, cache=cache)
+    with pytest.raises(ValueError, match=r"7 places, 5 of them filled, and 5 more.*max_len >= 10"):
+        module(h, cache=cache)
+
+
+def test_gradients_are_finite_at_a_zero_hidden_state():
+    module, h = make(), torch.zeros(1, 3, 24, dtype=torch.float64, requires_grad=True)
+    module(h).sum().backward()
+    assert all(p.grad.isfinite().all() for p in [h, *module.parameters()])
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_it_compiles_as_one_graph(normalized):
+    module, h = make(normalized, rope_theta=1e4).float(), torch.randn(2, 9, 24)
+    documents = torch.tensor([[0] * 4 + [1] * 5]).expand(2, -1)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(h, documents), module(h, documents))
