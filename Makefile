@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 READY  := .venv/.ready
 NOTEBOOKS = $(wildcard book/*.ipynb)
-HTML   := book/_build/html
+HTML   := _build/html
 export OMP_NUM_THREADS ?= 1
 export JUPYTER_PLATFORM_DIRS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -67,4 +67,4 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 
 clean:
-	rm -rf book/_build dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf _build dist build .pytest_cache .ruff_cache .hypothesis
