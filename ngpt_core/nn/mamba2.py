@@ -1,0 +1,151 @@
+"""How does a Mamba-2 layer live on the sphere?
+
+The layer (section 3.2, around the scan of ``ssd.py``), for an input h [b, T, d]:
+
+    z, x, B, C, dt = W_in (s_mamba h)                one projection; s_mamba places the inputs of SiLU (item 6)
+    x, B, C <- SiLU(conv(x, B, C))                   causal, each channel by itself, ``conv`` taps and a bias
+    dt <- softplus(dt + dt_bias),  A = -exp(A_log)
+    y = scan(x, dt, A, B, C) + D x
+    out = (y * SiLU(z)) W_out
+
+nGPT: the rows of W_in and W_out are unit vectors and there is no norm inside. GPT: no s_mamba, and RMSNorm of y * SiLU(z)
+over each of the G groups with a trained weight, as Nemotron-H has it.
+
+Shapes: b batch, T tokens, d = d_model, H heads of P channels (d_inner = H P), G groups, N state, K taps;
+channels = d_inner + 2 G N. Rows of in_proj in the order z, x, B, C, dt (as in mamba-ssm and Nemotron-H).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from .scale import Scale
+from .ssd import kernel_missing, segments, ssd
+from .unit import init_rows_, rows
+
+__all__ = ["Mamba2", "Mamba2Cache", "causal_conv", "group_rms_norm"]
+
+
+def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+    """SiLU(bias + sum_k weight_k x_{t-K+1+k}), each channel by itself: x [b, T, channels], weight [K, channels].
+
+    ``past`` [b, K-1, channels] are the inputs before x (zeros if None). A tap that would reach back into another of the
+    ``documents`` [b, T] reads zero. Written as K shifted products, which compile into one pass over x.
+    """
+    K, T, wide = weight.shape[0], x.shape[1], torch.promote_types(x.dtype, torch.float32)
+    padded = F.pad(x, (0, 0, K - 1, 0)) if past is None else torch.cat([past.to(x.dtype), x], 1)
+    segment = None if documents is None else F.pad(segments(documents), (K - 1, 0), value=-1)
+    y = bias.to(wide)
+    for k in range(K):
+        tap = padded[:, k : k + T]
+        if segment is not None and k < K - 1:
+            tap = torch.where((segment[:, k : k + T] == segment[:, K - 1 :])[..., None], tap, 0.0)
+        y = y + tap * weight[k]
+    return F.silu(y).to(x.dtype)
+
+
+@torch.compiler.disable  # a graph break: the kernel is an extension with a backward of its own
+def _conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
+    """``causal_conv`` by causal-conv1d's kernel (CUDA), which wants channels last and strides that are multiples of 8."""
+    from causal_conv1d import causal_conv1d_fn
+
+    x = x if x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0 else x.contiguous()
+    seq_idx = None if documents is None else segments(documents)
+    return causal_conv1d_fn(x.mT, weight.mT, bias, seq_idx=seq_idx, activation="silu").mT
+
+
+def group_rms_norm(y: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
+    """RMSNorm of each of the groups of the last axis, in float32, times a weight for every channel."""
+    parts = rearrange(y, "... (g w) -> ... g w", g=groups)
+    parts = F.rms_norm(parts.to(torch.promote_types(y.dtype, torch.float32)), parts.shape[-1:], eps=eps)
+    return rearrange(parts, "... g w -> ... (g w)").to(y.dtype) * weight
+
+
+class Mamba2Cache:
+    """What the layer remembers: the convolution's last inputs [b, K-1, channels], and the state [b, H, P, N] in float32."""
+
+    def __init__(self, batch: int, config: ModelConfig, device: torch.device | None, dtype: torch.dtype | None) -> None:
+        channels = config.d_inner + 2 * config.groups * config.state
+        wide = torch.promote_types(dtype or torch.float32, torch.float32)
+        self.conv = torch.zeros(batch, config.conv - 1, channels, device=device, dtype=dtype)
+        self.state = torch.zeros(batch, config.mamba_heads, config.mamba_head_dim, config.state, device=device, dtype=wide)
+
+
+class Mamba2(nn.Module):
+    """in_proj [2 d_inner + 2 G N + H, d], out_proj [d_inner, d], conv_weight [K, channels], conv_bias [channels], and A_log, D,
+    dt_bias [H]; nGPT: s_mamba, a scalar or a vector of d; GPT: norm_weight [d_inner].
+
+    The convolution's weight is stored tap by tap, so that the K products read it as contiguous rows.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, H, BC = config.d_model, config.mamba_heads, config.groups * config.state
+        self.widths = (config.d_inner, config.d_inner + 2 * BC, H)  # z; x, B, C; dt
+        self.in_proj, self.out_proj = rows(sum(self.widths), d), rows(config.d_inner, d)
+        self.conv_weight = nn.Parameter(torch.empty(config.conv, self.widths[1]))
+        self.conv_bias = nn.Parameter(torch.empty(self.widths[1]))
+        self.A_log, self.D, self.dt_bias = (nn.Parameter(torch.empty(H)) for _ in range(3))
+        shape = d if config.vector_s_mamba else 1
+        self.s_mamba = Scale(shape, *config.scale_of("s_mamba")) if config.normalized else None  # item 6
+        self.norm_weight = None if config.normalized else nn.Parameter(torch.empty(config.d_inner))
+        self.unit_dims = {"in_proj": -1, "out_proj": -1} if config.normalized else {}
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        init_rows_(self.in_proj, self.config)
+        init_rows_(self.out_proj, self.config, output=True)
+        bound = self.config.conv**-0.5  # torch's own start of a convolution with K inputs
+        self.conv_weight.uniform_(-bound, bound)
+        self.conv_bias.uniform_(-bound, bound)
+        self.A_log.uniform_(*self.config.A_range).log_()
+        low, high = map(math.log, self.config.dt_range)
+        dt = self.dt_bias.uniform_(low, high).exp_()
+        self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+        self.D.fill_(1.0)
+        if self.norm_weight is not None:
+            self.norm_weight.fill_(1.0)
+
+    def forward(self, h: Tensor, documents: Tensor | None = None, cache: Mamba2Cache | None = None) -> Tensor:
+        """h [b, T, d] -> [b, T, d]. With a cache the T tokens follow those that it has seen."""
+        if cache is not None and documents is not None:
+            raise ValueError("documents and cache exclude each other: a cache holds one document a row.")
+        config = self.config
+        if self.s_mamba is not None:
+            h = h * self.s_mamba()  # sec. 3.2: the input, so that SiLU and softplus see values of the right size
+        z, xBC, dt = F.linear(h, self.in_proj).split(self.widths, -1)
+        past = None
+        if cache is not None:
+            past = cache.conv.clone()
+            cache.conv.copy_(torch.cat([past, xBC], 1)[:, xBC.shape[1] :])
+        x, B, C = self._conv(xBC, past, documents).split((config.d_inner, *[config.groups * config.state] * 2), -1)
+        x = rearrange(x, "b t (h p) -> b t h p", p=config.mamba_head_dim)
+        B, C = (rearrange(part, "b t (g n) -> b t g n", n=config.state) for part in (B, C))
+        wide = torch.promote_types(h.dtype, torch.float32)  # A_log, D and dt_bias compute in float32 whatever the rest does
+        dt = F.softplus(dt.to(wide) + self.dt_bias.to(wide))
+        A, D = -torch.exp(self.A_log.to(wide)), self.D.to(wide)
+        y, state = ssd(x, dt, A, B, C, D, None if cache is None else cache.state, documents, config.chunk)
+        if cache is not None:
+            cache.state.copy_(state)
+        y = rearrange(y, "b t h p -> b t (h p)") * F.silu(z)
+        if self.norm_weight is not None:
+            y = group_rms_norm(y, self.norm_weight, config.groups, config.norm_eps)  # GPT: after the gate, group by group
+        return y @ self.out_proj
+
+    def _conv(self, x: Tensor, past: Tensor | None, documents: Tensor | None) -> Tensor:
+        fits = x.is_cuda and past is None and 2 <= self.config.conv <= 4 and x.shape[-1] % 8 == 0
+        if fits and not kernel_missing("causal_conv1d"):
+            return _conv_kernel(x, self.conv_weight, self.conv_bias, documents)
+        return causal_conv(x, self.conv_weight, self.conv_bias, past, documents)
+
+    def new_cache(
+        self, batch: int, max_len: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> Mamba2Cache:
+        """An empty memory for ``batch`` sequences; its size does not depend on ``max_len``."""
+        return Mamba2Cache(batch, self.config, device, dtype)

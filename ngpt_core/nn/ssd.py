@@ -1,0 +1,200 @@
+"""How does a state-space layer read a whole sequence without walking through it token by token?
+
+The Mamba-2 recurrence (section 3.2 builds on it) is linear in its state, so a stretch of Q tokens can be computed like masked
+attention, and only the states at the borders of such chunks need a sequential pass. The same function stands here twice:
+
+    ssd_recurrent   the recurrence, literal: what the layer means
+    ssd_chunked     the chunked form, batched matrix products: what runs fast, in plain torch
+    ssd             what the model calls: mamba-ssm's kernels on CUDA, else ssd_chunked
+
+For each head, with the state S [P, N] and a_t = exp(dt_t A) in (0, 1):
+
+    S_t = a_t S_{t-1} + dt_t x_t B_t^T          y_t = S_t C_t + D x_t
+
+Symbols (Mamba-2's letters):
+    b batch    T tokens    H heads      P channels of a head     N state of a channel     G groups of heads that share B, C
+    r = H / G heads of a group          Q chunk length           c chunks                 q, s positions in a chunk (s <= q)
+    x  [b, T, H, P] input               dt [b, T, H] > 0 step    A [H] < 0 decay          D [H] skip
+    B  [b, T, G, N] into the state      C  [b, T, G, N] out of it
+    documents [b, T]: ids of packed documents; no state passes from one to the next. An initial state belongs to the first.
+
+States are computed in float32 (float64 stays float64). Every decay is exp of a difference of cumulative sums that is masked
+*before* exp: what lies above the diagonal would overflow, and 0 * inf in the backward pass is NaN.
+"""
+
+import importlib.util
+import warnings
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+__all__ = ["kernel_missing", "segments", "ssd", "ssd_chunked", "ssd_kernels", "ssd_recurrent"]
+
+
+def segments(documents: Tensor) -> Tensor:
+    """Documents [b, T] numbered 0, 1, 2, ... along each row: a segment ends where the id changes."""
+    change = (documents[:, 1:] != documents[:, :-1]).cumsum(1, dtype=torch.int32)
+    return F.pad(change, (1, 0))
+
+
+def _check(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor | None, documents: Tensor | None
+) -> None:
+    """The rules of the shapes, so that a slip is named here and not inside a matrix product."""
+    if x.ndim != 4 or B.ndim != 4:
+        raise ValueError(f"x must be [b, T, H, P] and B [b, T, G, N]; got x {tuple(x.shape)} and B {tuple(B.shape)}.")
+    (b, T, H, P), (G, N) = x.shape, B.shape[2:]
+    if T < 1 or H % G:
+        raise ValueError(f"A scan needs T >= 1 tokens, and heads H that are a multiple of the groups G; got {T=}, {H=}, {G=}.")
+    wanted = {"dt": (dt, (b, T, H)), "A": (A, (H,)), "B": (B, (b, T, G, N)), "C": (C, (b, T, G, N))}
+    wanted |= {"initial_state": (initial_state, (b, H, P, N)), "documents": (documents, (b, T))}
+    for name, (value, shape) in wanted.items():
+        if value is not None and tuple(value.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape} beside x {tuple(x.shape)}; got {tuple(value.shape)}.")
+
+
+def ssd_recurrent(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    documents: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The recurrence, one token after another: (y [b, T, H, P], final state [b, H, P, N])."""
+    _check(x, dt, A, B, C, initial_state, documents)
+    wide, r = torch.promote_types(x.dtype, torch.float32), x.shape[2] // B.shape[2]
+    xs, dt, A = x.to(wide), dt.to(wide), A.to(wide)
+    B, C = (part.to(wide).repeat_interleave(r, dim=2) for part in (B, C))  # each head its group's
+    S = xs.new_zeros(*xs[:, 0].shape, B.shape[-1]) if initial_state is None else initial_state.to(wide)
+    y = []
+    for t in range(x.shape[1]):
+        if documents is not None and t > 0:
+            S = torch.where((documents[:, t] == documents[:, t - 1])[:, None, None, None], S, 0.0)
+        a = torch.exp(dt[:, t] * A)[..., None, None]
+        S = a * S + (dt[:, t, :, None] * xs[:, t])[..., None] * B[:, t, :, None]  # S_t
+        y.append((S * C[:, t, :, None]).sum(-1))  # y_t
+    y = torch.stack(y, 1)
+    return (y if D is None else y + D.to(wide)[:, None] * xs).to(x.dtype), S
+
+
+def ssd_chunked(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    documents: Tensor | None = None,
+    chunk: int = 128,
+) -> tuple[Tensor, Tensor]:
+    """The same function by chunks of Q = ``chunk`` tokens: matrix products inside a chunk, a short recurrence between them.
+
+    The heads of a group share B and C, which are never repeated: a group's heads lie side by side as columns (r P).
+    """
+    _check(x, dt, A, B, C, initial_state, documents)
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1 token; got {chunk}.")
+    dtype, T, G = x.dtype, x.shape[1], B.shape[2]
+    wide, Q, r = torch.promote_types(dtype, torch.float32), min(chunk, T), x.shape[2] // G
+    x, dt, A, B, C = (part.to(wide) for part in (x, dt, A, B, C))
+    skip = None if D is None else D.to(wide)[:, None] * x
+    segment = None if documents is None else segments(documents)
+    if pad := -T % Q:  # tokens with dt = 0 neither decay the state nor write to it
+        x, dt, B, C = (F.pad(part, (0, 0) * (part.ndim - 2) + (0, pad)) for part in (x, dt, B, C))
+        segment = None if segment is None else torch.cat([segment, segment[:, -1:].expand(-1, pad)], 1)
+
+    xs = rearrange(x, "b (c q) (g r) p -> b c g q r p", q=Q, g=G)
+    ds = rearrange(dt, "b (c q) (g r) -> b c g q r", q=Q, g=G)
+    B, C = (rearrange(part, "b (c q) g n -> b c g q n", q=Q) for part in (B, C))
+    log_a = rearrange(dt * A, "b (c q) (g r) -> b c g r q", q=Q, g=G).cumsum(-1)  # log(a_1 ... a_q), per chunk
+
+    # 1. Inside a chunk: attention with the mask L_qs = a_{s+1} ... a_q.
+    seen = torch.ones(Q, Q, dtype=torch.bool, device=x.device).tril()
+    if segment is not None:
+        of = rearrange(segment, "b (c q) -> b c 1 1 q", q=Q)
+        seen = seen & (of[..., :, None] == of[..., None, :])
+    L = torch.exp((log_a[..., :, None] - log_a[..., None, :]).masked_fill(~seen, -torch.inf))
+    M = (C @ B.mT)[:, :, :, None] * L  # b c g r q s
+    y = rearrange(M @ rearrange(xs * ds[..., None], "b c g q r p -> b c g r q p"), "b c g r q p -> b c q g r p")
+
+    # 2. What a chunk adds to the state at its end.
+    last, to_end = log_a[..., -1:], log_a[..., -1:] - log_a
+    from_start, through = log_a, last
+    if segment is not None:  # only the last document writes to the end, only the first reads from the start
+        first = F.pad(of[:, :-1, ..., -1:], (0, 0, 0, 0, 0, 0, 1, 0))  # the segment that the incoming state belongs to
+        to_end = to_end.masked_fill(of != of[..., -1:], -torch.inf)
+        from_start = log_a.masked_fill(of != first, -torch.inf)
+        through = last.masked_fill(of[..., -1:] != first, -torch.inf)
+    w = ds * torch.exp(to_end).mT
+    added = B.mT @ rearrange(xs * w[..., None], "b c g q r p -> b c g q (r p)")  # b c g n (r p)
+
+    # 3. Between chunks: the recurrence again, on whole states.
+    added = rearrange(added, "b c g n (r p) -> b c g n r p", r=r)
+    S = torch.zeros_like(added[:, 0])
+    if initial_state is not None:
+        S = rearrange(initial_state.to(wide), "b (g r) p n -> b g n r p", g=G)
+    a, at_start = torch.exp(rearrange(through, "b c g r 1 -> b c g 1 r 1")), []
+    for a_c, added_c in zip(a.unbind(1), added.unbind(1)):
+        at_start.append(S)
+        S = a_c * S + added_c
+    states = rearrange(torch.stack(at_start, 1), "b c g n r p -> b c g n (r p)")
+
+    # 4. What the state at a chunk's start gives to its tokens.
+    carried = rearrange(C @ states, "b c g q (r p) -> b c g q r p", r=r) * torch.exp(from_start).mT[..., None]
+    y = rearrange(y + rearrange(carried, "b c g q r p -> b c q g r p"), "b c q g r p -> b (c q) (g r) p")[:, :T]
+    return (y if skip is None else y + skip).to(dtype), rearrange(S, "b g n r p -> b (g r) p n")
+
+
+@cache
+def kernel_missing(package: str) -> bool:
+    """Whether a package of CUDA kernels is absent; says so once, for plain torch on a GPU is several times slower."""
+    missing = importlib.util.find_spec(package) is None
+    if missing:
+        warnings.warn(f'{package} is absent: plain torch runs instead. Install it: pip install "ngpt-core[gpu]"', stacklevel=3)
+    return missing
+
+
+@torch.compiler.disable  # a graph break: the kernels are Triton programs with a backward of their own
+def ssd_kernels(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    documents: Tensor | None = None,
+    chunk: int = 128,
+) -> tuple[Tensor, Tensor]:
+    """The same function by mamba-ssm's kernels (CUDA). Its sequence 0 is the one that the initial state belongs to."""
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    seq_idx = None if documents is None else segments(documents)
+    return mamba_chunk_scan_combined(
+        x, dt, A, B, C, chunk_size=chunk, D=D, initial_states=initial_state, seq_idx=seq_idx, return_final_states=True
+    )
+
+
+def ssd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    documents: Tensor | None = None,
+    chunk: int = 128,
+) -> tuple[Tensor, Tensor]:
+    """The scan by the quickest way there is for these tensors: (y [b, T, H, P], final state [b, H, P, N])."""
+    if x.shape[1] == 1:  # one token: the recurrence is the quickest
+        return ssd_recurrent(x, dt, A, B, C, D, initial_state, documents)
+    form = ssd_kernels if x.is_cuda and not kernel_missing("mamba_ssm") else ssd_chunked
+    return form(x, dt, A, B, C, D, initial_state, documents, chunk)
