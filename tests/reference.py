@@ -116,6 +116,17 @@ class GatedAdamW:
         return new
 
 
+def log_decay(r, rho, eta_max=1.0, eta_min=0.0):
+    """Section 2.2, eta(t), as written."""
+    return eta_min + (eta_max - eta_min) * (1 - math.log(1 + r / rho) / math.log(1 + 1 / rho))
+
+
+def scheduled(t, T, peak_lr, rho, warmup, peak_cap=None):
+    """(lr, cap) of step t: section 4.1, decay from the first step, a group's warmup on top, a cap that does not decay."""
+    lr = peak_lr * log_decay(t / T, rho) * (1.0 if warmup == 0 else min(1.0, t / (warmup * T)))
+    return lr, None if peak_cap is None else peak_cap * min(1.0, t / (0.1 * T))
+
+
 # ---- logit scale and loss (section 2.1) ------------------------------------------------------------------------------
 
 
@@ -247,3 +258,55 @@ def dense_ngpt(tokens, E_in, layers, E_out, s_z, heads, kv_heads, theta):
 
 
 # ---- state-space scan (section 3.2) ----------------------------------------------------------------------------------
+def state_space_scan(x, dt, A, B, C, D=None, initial_state=None, documents=None):
+    """S <- exp(dt A) S + dt x B^T,  y = S C + D x, for every row, head and token by itself; arrays as in nn/ssd.py."""
+    x, dt, A, B, C = (np.asarray(v, dtype=np.float64) for v in (x, dt, A, B, C))
+    (b, T, H, P), (G, N) = x.shape, B.shape[2:]
+    y, final = np.zeros_like(x), np.zeros((b, H, P, N))
+    for i in range(b):
+        for head in range(H):
+            g = head // (H // G)  # neighbouring heads share a group
+            S = np.zeros((P, N)) if initial_state is None else np.array(initial_state[i, head], dtype=np.float64)
+            for t in range(T):
+                if documents is not None and t > 0 and documents[i, t] != documents[i, t - 1]:
+                    S = np.zeros((P, N))
+                S = math.exp(dt[i, t, head] * A[head]) * S + dt[i, t, head] * np.outer(x[i, t, head], B[i, t, g])
+                y[i, t, head] = S @ C[i, t, g] + (0.0 if D is None else float(D[head]) * x[i, t, head])
+            final[i, head] = S
+    return y, final
+
+
+def mamba2(h, p, heads, groups, state, s_mamba=None, eps=1e-5, documents=None):
+    """The Mamba-2 layer of section 3.2 for h [b, T, d]. ``p`` maps the names of its parameters to arrays; ``s_mamba`` (nGPT)
+    multiplies the input, else the gated output is divided by its root mean square in each group and times norm_weight."""
+
+    def silu(v):
+        return v / (1 + np.exp(-v))
+
+    b, T, _ = h.shape
+    inner, BC, K = p["out_proj"].shape[0], groups * state, p["conv_weight"].shape[0]
+    mixed = (h if s_mamba is None else h * s_mamba) @ p["in_proj"].T
+    z, u, dt = mixed[..., :inner], mixed[..., inner : 2 * inner + 2 * BC], mixed[..., 2 * inner + 2 * BC :]
+    v = np.zeros_like(u)
+    for i in range(b):
+        for t in range(T):
+            v[i, t] = p["conv_bias"]
+            for back in range(K):  # the tap for the token ``back`` places ago
+                if t >= back and (documents is None or documents[i, t - back] == documents[i, t]):
+                    v[i, t] += p["conv_weight"][K - 1 - back] * u[i, t - back]
+    v = silu(v)
+    y, _ = state_space_scan(
+        v[..., :inner].reshape(b, T, heads, -1),
+        np.log1p(np.exp(dt + p["dt_bias"])),
+        -np.exp(p["A_log"]),
+        v[..., inner : inner + BC].reshape(b, T, groups, state),
+        v[..., inner + BC :].reshape(b, T, groups, state),
+        p["D"],
+        documents=documents,
+    )
+    y = y.reshape(b, T, inner) * silu(z)
+    if s_mamba is None:
+        parts = y.reshape(b, T, groups, -1)
+        parts = parts / np.sqrt((parts**2).mean(-1, keepdims=True) + eps)
+        y = parts.reshape(b, T, inner) * p["norm_weight"]
+    return y @ p["out_proj"]

@@ -1,0 +1,288 @@
+"""How does the learning rate move through training, and the angular cap with it?
+
+Two layers. Plain functions of the progress r in [0, 1], each a dimensionless multiplier eta (section 2.2):
+
+    log_decay   eta_min + (eta_max - eta_min) [1 - log(1 + r/rho) / log(1 + 1/rho)]     front-loaded; rho -> inf is linear
+    cosine, linear, wsd                                                                  what it is compared with
+    warmup_before(schedule)   a linear warmup first, then the schedule, as in figure 3
+    match_auc(schedule, reference)   the schedule times a constant, so that both have the same area
+
+and ``Schedule``, which writes lr and cap into the groups of an optimizer. The recipe has no global warmup: decay starts at
+the first step, and a group's own warmup is a factor on its decayed rate. For step t = 1 ... T of a group:
+
+    lr_t  = peak_lr  * eta(t/T) * min(1, t / (warmup T))          cap_t = peak_cap * min(1, t / (0.1 T))   (no decay)
+
+Symbols: t step, from 1; T total_steps; r progress; eta_max, eta_min, rho as in section 2.2; warmup a share of training.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["SCHEDULES", "Schedule", "area", "cosine", "linear", "log_decay", "match_auc", "warmup_before", "wsd"]
+
+Progress = float | np.ndarray | Tensor
+Decay = Callable[[Progress], Progress]
+
+
+# ---- functions of the progress r -------------------------------------------------------------------------------------
+def _of_progress(schedule: Callable) -> Callable:
+    """Check r and the range of eta; a number gives a float, an array an array, a tensor a tensor."""
+
+    @wraps(schedule)
+    def checked(r: Progress, *args, **kwargs) -> Progress:
+        x = np.asarray(r.detach().cpu() if isinstance(r, Tensor) else r, dtype=np.float64)
+        if not np.all((x >= -1e-9) & (x <= 1 + 1e-9)):
+            raise ValueError(f"{schedule.__name__}: the progress r = t/T must be in [0, 1]; got {r}.")
+        eta = schedule(np.clip(x, 0.0, 1.0), *args, **kwargs)
+        if isinstance(r, Tensor):
+            return torch.as_tensor(eta, dtype=r.dtype if r.is_floating_point() else None, device=r.device)
+        return eta if isinstance(r, np.ndarray) else float(eta)
+
+    return checked
+
+
+def _check_range(eta_max: float, eta_min: float) -> None:
+    if not 0 <= eta_min <= eta_max < math.inf:
+        raise ValueError(f"A schedule falls from eta_max to eta_min, 0 <= eta_min <= eta_max; got {eta_max=}, {eta_min=}.")
+
+
+@_of_progress
+def log_decay(r: Progress, rho: float = 0.05, eta_max: float = 1.0, eta_min: float = 0.0) -> Progress:
+    """Logarithmic Learning Rate Decay (section 2.2), from eta_max at r = 0 to eta_min at r = 1: the smaller rho, the earlier.
+
+    ``rho=math.inf`` is linear decay, and large values approach it without loss of digits.
+
+    >>> [round(log_decay(r), 4) for r in (0, 0.1, 0.5, 1)]
+    [1.0, 0.6392, 0.2124, 0.0]
+    """
+    _check_range(eta_max, eta_min)
+    if not rho >= 1e-300:
+        raise ValueError(f"log_decay: rho must be > 0 (the paper uses 0.05; math.inf is linear); got {rho}.")
+    fallen = r if math.isinf(rho) else np.log1p(r / rho) / np.log1p(1.0 / rho)
+    return eta_min + (eta_max - eta_min) * (1.0 - fallen)  # sec. 2.2, eta(t)
+
+
+@_of_progress
+def cosine(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0) -> Progress:
+    """Half a cosine from eta_max to eta_min.
+
+    >>> cosine(0.5), cosine(1.0, eta_min=0.1)
+    (0.5, 0.1)
+    """
+    _check_range(eta_max, eta_min)
+    return eta_min + (eta_max - eta_min) * 0.5 * (1.0 + np.cos(np.pi * r))
+
+
+@_of_progress
+def linear(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0) -> Progress:
+    """A straight line from eta_max to eta_min."""
+    _check_range(eta_max, eta_min)
+    return eta_min + (eta_max - eta_min) * (1.0 - r)
+
+
+@_of_progress
+def wsd(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0, decay: float = 0.2) -> Progress:
+    """Warmup-Stable-Decay without the warmup: eta_max, then linear to eta_min over the last ``decay`` of training.
+
+    The baseline of section 4 uses it with eta_min = 0.01; the share of the decay is not published, 20% is usual.
+    """
+    _check_range(eta_max, eta_min)
+    if not 0 < decay <= 1:
+        raise ValueError(f"wsd: decay is the share of training over which the rate falls, in (0, 1]; got {decay}.")
+    return eta_min + (eta_max - eta_min) * np.minimum(1.0, (1.0 - r) / decay)
+
+
+SCHEDULES: dict[str, Decay] = {"log": log_decay, "cosine": cosine, "linear": linear, "wsd": wsd}
+
+
+def _check_share(share: float, what: str) -> None:
+    if not 0 <= share < 1:
+        raise ValueError(f"{what} is a share of training, in [0, 1); got {share}.")
+
+
+def _warmup(r: float, share: float) -> float:
+    """min(1, r / share): the factor of a linear warmup over the first ``share`` of training."""
+    return min(1.0, r / share) if share > 0 else 1.0
+
+
+def warmup_before(schedule: Decay, share: float = 0.1) -> Decay:
+    """A linear warmup to schedule(0) over the first ``share`` of training, and the schedule over the rest (figure 3).
+
+    With t_warmup = share T, the schedule sees r = (t - t_warmup) / (T - t_warmup), section 2.2.
+
+    >>> [round(warmup_before(cosine)(r), 4) for r in (0, 0.05, 0.1, 0.55, 1)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    _check_share(share, "The warmup")
+    if share == 0:
+        return schedule
+
+    @_of_progress
+    def warmed(r: Progress) -> Progress:
+        after = np.clip((r - share) / (1.0 - share), 0.0, 1.0)  # sec. 2.2, r
+        return np.where(r < share, schedule(0.0) * r / share, schedule(after))
+
+    return warmed
+
+
+# ---- areas -----------------------------------------------------------------------------------------------------------
+def area(schedule: Decay, tolerance: float = 1e-11) -> float:
+    """The integral of a schedule over r in [0, 1]: Simpson's rule, halving where two halves disagree with the whole.
+
+    Corners (a warmup, WSD) and the steep start of a small rho are found by the halving; 48 halvings is the limit.
+
+    >>> round(area(linear), 10), round(area(cosine), 10)
+    (0.5, 0.5)
+    """
+    todo = [(i / 16, (i + 1) / 16, *(schedule(x / 32) for x in (2 * i, 2 * i + 1, 2 * i + 2)), 48) for i in range(16)]
+    total = 0.0
+    while todo:
+        a, b, fa, fm, fb, depth = todo.pop()
+        m = (a + b) / 2
+        fl, fr = schedule((a + m) / 2), schedule((m + b) / 2)
+        whole, halves = (b - a) / 6 * (fa + 4 * fm + fb), (b - a) / 12 * (fa + 4 * fl + 2 * fm + 4 * fr + fb)
+        if depth == 0 or abs(halves - whole) <= 15 * tolerance * (b - a):
+            total += halves + (halves - whole) / 15
+        else:
+            todo += [(a, m, fa, fl, fm, depth - 1), (m, b, fm, fr, fb, depth - 1)]
+    return total
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A schedule times a constant."""
+
+    schedule: Decay
+    scale: float
+
+    def __call__(self, r: Progress) -> Progress:
+        return self.scale * self.schedule(r)
+
+
+def match_auc(schedule: Decay, reference: Decay) -> Scaled:
+    """``schedule`` times the constant (``.scale``) that gives it the area of ``reference``: the same learning rate budget,
+    spent at other times (figure 3). Its peak may exceed 1.
+
+    >>> round(match_auc(log_decay, cosine).scale, 4)
+    1.7956
+    """
+    budget, own = area(reference), area(schedule)
+    if not (own > 0 and 0 < budget < math.inf):
+        raise ValueError(f"match_auc wants two schedules with a positive area; got {own:g} and, for the reference, {budget:g}.")
+    return Scaled(schedule, budget / own)
+
+
+# ---- writing into an optimizer ---------------------------------------------------------------------------------------
+class Schedule:
+    """Writes the learning rate, and the angular cap where there is one, of step t into every group of an optimizer.
+
+    When it is made it writes the values of t = 1; call ``step()`` after each ``optimizer.step()``. Beyond T it stays at the
+    values of T.
+
+    optimizer: any torch optimizer. Of its groups' keys, ``peak_lr`` is the rate that eta multiplies (if absent: the lr at
+        the time), ``warmup`` the share of training of the group's own warmup (if absent: 0), ``peak_cap`` the cap in radians
+        that the group reaches (if absent: the schedule writes no cap).
+    total_steps: T.
+    decay: eta, a function of r, or its name: "log", "cosine", "linear", "wsd". Give parameters with functools.partial.
+    warmup: "group": every group's own warmup is a factor on the decayed rate (the recipe). "before": one warmup for all
+        groups over ``warmup_share`` of training, and the decay only after it (figure 3); groups' own are then not used.
+    cap_warmup: the share of training over which the cap rises from 0 to its peak.
+
+    >>> optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=0.1)
+    >>> schedule = Schedule(optimizer, total_steps=10, decay="linear")
+    >>> for _ in range(9):
+    ...     schedule.step()
+    >>> schedule.t, optimizer.param_groups[0]["lr"]
+    (10, 0.0)
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        total_steps: int,
+        decay: Decay | str = log_decay,
+        warmup: str = "group",
+        warmup_share: float = 0.1,
+        cap_warmup: float = 0.1,
+    ) -> None:
+        if isinstance(total_steps, bool) or int(total_steps) != total_steps or total_steps < 1:
+            raise ValueError(f"total_steps is the number of optimizer steps, an integer >= 1; got {total_steps}.")
+        if isinstance(decay, str) and decay not in SCHEDULES:
+            raise ValueError(f"decay must be a function of r or one of {', '.join(SCHEDULES)}; got {decay!r}.")
+        if warmup not in ("group", "before"):
+            raise ValueError(f"warmup must be 'group' (each its own) or 'before' (one for all, then decay); got {warmup!r}.")
+        _check_share(cap_warmup, "cap_warmup")
+        self.optimizer, self.total_steps, self.warmup, self.cap_warmup = optimizer, int(total_steps), warmup, cap_warmup
+        eta = SCHEDULES[decay] if isinstance(decay, str) else decay
+        self.eta = warmup_before(eta, warmup_share) if warmup == "before" else eta
+        self.t = 1
+        self._anchor = (0, 0.0)  # (completed steps, progress) from which progress runs to 1 at T
+        self._write()
+
+    def progress(self, t: int) -> float:
+        """r at step t: t/T, unless a shorter or longer run was continued (``load_state_dict``)."""
+        t0, r0 = self._anchor
+        return min(1.0, r0 + (1.0 - r0) * (t - t0) / (self.total_steps - t0))
+
+    def at(self, t: int) -> list[tuple[float, float | None]]:
+        """(lr, cap) of every group at step t, without writing them: for plots and plans."""
+        r = self.progress(t)
+        eta, cap_factor = float(self.eta(r)), _warmup(r, self.cap_warmup)
+        values = []
+        for group in self.optimizer.param_groups:
+            share, peak_cap = group.get("warmup", 0.0), group.get("peak_cap")
+            _check_share(share, "A group's warmup")
+            factor = _warmup(r, share) if self.warmup == "group" else 1.0
+            lr = group.get("peak_lr", group["lr"]) * eta * factor
+            values.append((float(lr), None if peak_cap is None else peak_cap * cap_factor))
+        return values
+
+    def _write(self) -> None:
+        for group in self.optimizer.param_groups:
+            group.setdefault("peak_lr", float(group["lr"]))
+        for group, values in zip(self.optimizer.param_groups, self.at(self.t)):
+            for key, value in zip(("lr", "cap"), values):
+                if isinstance(group.get(key), Tensor):
+                    group[key].fill_(value)  # a captured CUDA graph reads this very tensor
+                elif key == "lr" or value is not None:
+                    group[key] = value
+
+    def step(self) -> None:
+        """Move on to the next step's values: call it after ``optimizer.step()``."""
+        self.t += 1
+        self._write()
+
+    def get_last_lr(self) -> list[float]:
+        """The groups' current learning rates, under the name that torch's schedulers give it."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, object]:
+        return {"t": self.t, "total_steps": self.total_steps, "anchor": list(self._anchor)}
+
+    def load_state_dict(self, state: dict, re_anchor: bool = False) -> None:
+        """Continue where ``state_dict`` was taken. Load the optimizer's state first: its groups hold the peaks.
+
+        Another ``total_steps`` is a ValueError, since lr would jump, unless ``re_anchor=True``: then progress stays where it
+        stood and what is left of the schedule is spread over the steps that are left of this one's T.
+        """
+        t, total, (t0, r0) = state["t"], state["total_steps"], state["anchor"]
+        if total != self.total_steps:
+            if not re_anchor:
+                raise ValueError(
+                    f"The state is of a run of {total} steps and this schedule has {self.total_steps}: lr would jump. Make "
+                    f"the schedule with total_steps={total}, or pass re_anchor=True to spread what is left over the new length."
+                )
+            done = t - 1
+            if done >= self.total_steps:
+                raise ValueError(f"The state has completed {done} steps; total_steps must be more; got {self.total_steps}.")
+            t0, r0 = done, min(1.0, r0 + (1.0 - r0) * (done - t0) / (total - t0))
+            if r0 == 1.0 and self.eta(1.0) == 0:
+                raise ValueError("The state's schedule has ended at a rate of 0, nothing of it is left: make a new schedule.")
+        self.t, self._anchor = t, (t0, r0)
+        self._write()
