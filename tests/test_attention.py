@@ -92,15 +92,19 @@ def test_rope_equals_transformers():
 
 
 def test_the_original_ngpt_codes_rotary_embedding_is_not_a_rotation():
-    """Its published form pairs neighbouring coordinates of q but tiles the angles by halves: norms are not kept, ours are."""
-    d_k, t = 8, 5.0
-    phi = t * 1e4 ** (-torch.arange(0, d_k, 2, dtype=torch.float64) / d_k)
-    x = torch.randn(d_k, dtype=torch.float64)
-    sin, cos = torch.cat([phi, phi]).sin(), torch.cat([phi, phi]).cos()
-    neighbours = torch.stack([-x[1::2], x[::2]], -1).flatten()
-    theirs = x * cos + neighbours * sin
-    assert abs(theirs.norm() - x.norm()) > 1e-3
-    torch.testing.assert_close(rotate(x[None], 1e4, 5).norm(), x.norm())
+    """The released code (NVIDIA/ngpt, model.py) sends a pair (a, b) to (-b c, a s), two products where a rotation has four:
+    even for c = cos phi and s = sin phi norms change, and a dot product changes when both tokens move by the same distance."""
+
+    def theirs(x, phi):
+        return torch.stack([-x[1] * torch.cos(phi), x[0] * torch.sin(phi)])
+
+    q, k = torch.tensor([[0.6, 0.8], [1.0, 0.0]], dtype=torch.float64)
+    phi = torch.tensor([0.3, 0.5, 1.3, 1.5], dtype=torch.float64)  # positions i, j, and both one further
+    assert abs(theirs(q, phi[0]).norm() - 1) > 0.1
+    assert abs(theirs(q, phi[0]) @ theirs(k, phi[1]) - theirs(q, phi[2]) @ theirs(k, phi[3])) > 0.1
+    ours = [rotate(x[None], 1e4, t)[0] for x, t in ((q, 3), (k, 5), (q, 13), (k, 15))]  # d_k = 2: the angle is the position
+    torch.testing.assert_close(ours[0].norm(), q.norm())
+    torch.testing.assert_close(ours[0] @ ours[1], ours[2] @ ours[3])
 
 
 def test_document_mask_is_causal_and_stays_within_documents():

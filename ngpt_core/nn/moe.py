@@ -60,7 +60,7 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, d] -> scores [B, T, E], chosen [B, T, k], weights [B, T, k], the last two in no particular order."""
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        with torch.autocast(x.device.type, enabled=False):
+        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
             scores = F.linear(x.to(wide), self.weight.to(wide)).sigmoid()
         chosen = (scores.detach() + self.bias).topk(self.config.top_k, -1, sorted=False).indices  # selection alone
         weights = scores.gather(-1, chosen)

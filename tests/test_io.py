@@ -1,0 +1,110 @@
+"""Files: a model comes back bit for bit, a crash leaves the old one, and everything else is a clear error."""
+
+import json
+import os
+import struct
+
+import pytest
+import torch
+
+import ngpt_core as ng
+from ngpt_core.nn import io
+
+BOTH = pytest.mark.parametrize("normalized", [True, False], ids=["nGPT", "GPT"])
+
+
+@pytest.fixture
+def model():
+    return make()
+
+
+def make(normalized=True, **change):
+    return ng.LanguageModel(ng.preset("pico", normalized, **dict(pattern="ME*-", ff=64) | change))
+
+
+@BOTH
+def test_a_model_comes_back_bit_for_bit(normalized, tmp_path):
+    model, x = make(normalized), torch.randint(0, 256, (2, 16))
+    model.loss(x, x)
+    model.update_router_bias(model.stats["load"])
+    ng.save(model, tmp_path / "deep" / "run")
+    again = ng.load(tmp_path / "deep" / "run")
+    assert again.config == model.config and not again.training
+    a, b = model.state_dict(), again.state_dict()
+    assert a.keys() == b.keys() and all((a[k] == b[k]).all() for k in a)
+    assert (again(x) == model(x)).all()
+    assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in model.parameters()]
+    again.check()
+    again.train().loss(x, x).backward()
+
+
+def test_the_folder_holds_two_files_and_neither_is_a_pickle(model, tmp_path):
+    ng.save(model, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    data = json.loads((tmp_path / "config.json").read_text())
+    assert data["format"] == 1 and data["pattern"] == "ME*-"
+    (length,) = struct.unpack("<Q", (tmp_path / "model.safetensors").read_bytes()[:8])
+    assert "embedding.weight" in json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + length])
+
+
+def test_saving_again_replaces_and_a_crash_leaves_the_old_model_whole(model, tmp_path, monkeypatch):
+    ng.save(model, tmp_path)
+    other = make()
+    with monkeypatch.context() as m:
+        m.setattr(io, "save_file", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            ng.save(other, tmp_path)
+    assert (ng.load(tmp_path).embedding.weight == model.embedding.weight).all()
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    ng.save(other, tmp_path)
+    assert (ng.load(tmp_path).embedding.weight == other.embedding.weight).all()
+
+
+def test_gathered_tensors_can_be_given(model, tmp_path):
+    state = {k: v + 1 for k, v in model.state_dict().items()}
+    ng.save(model, tmp_path, state)
+    assert (ng.load(tmp_path).embedding.weight == model.embedding.weight + 1).all()
+
+
+def change_config(folder, **change):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(d_model=32), r"another config: .* should be \[.*32\] by config.json and is \[.*64\]"),
+        (dict(pattern="ME*"), r"another config: .*blocks\.3\..* should be absent"),
+        (dict(normalized=False), "another config"),
+        (dict(routed_scaling=1.0), "saved with another config than config.json"),
+        (dict(format=7), "format 1 .*7"),
+        (dict(width=3), "no field 'width'"),
+        (dict(top_k=99), r"ModelConfig\.top_k"),
+    ],
+)
+def test_another_config_is_an_error_that_says_what_differs(model, tmp_path, change, words):
+    ng.save(model, tmp_path)
+    change_config(tmp_path, **change)
+    with pytest.raises(ValueError, match=words):
+        ng.load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 1000, -1])
+def test_a_truncated_file_is_an_error(model, tmp_path, keep):
+    path = ng.save(model, tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="truncated"):
+        ng.load(tmp_path)
+
+
+def test_missing_or_broken_files_are_errors(model, tmp_path):
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
+        ng.load(tmp_path / "nowhere")
+    ng.save(model, tmp_path)
+    (tmp_path / "config.json").write_text('{"format": 1, ')
+    with pytest.raises(ValueError, match="not valid JSON"):
+        ng.load(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
+        ng.load(tmp_path)
