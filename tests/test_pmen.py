@@ -47,7 +47,9 @@ def test_the_smooth_profile_is_half_at_the_threshold_and_becomes_the_step():
 
 
 @quick
-@given(st.integers(0, 2**40), st.text(max_size=20), st.integers(1, 10**6), st.lists(st.integers(0, 2**40), min_size=1, max_size=20))
+@given(
+    st.integers(0, 2**40), st.text(max_size=20), st.integers(1, 10**6), st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
+)
 def test_signs_are_the_twins_bit_for_bit(seed, name, t, index):
     got = pmen.signs(pmen.key(seed, name), t, torch.tensor(index))
     assert got.tolist() == [reference.sign(seed, name, t, i) for i in index]
@@ -55,8 +57,11 @@ def test_signs_are_the_twins_bit_for_bit(seed, name, t, index):
 
 def test_signs_are_the_ones_that_were_fixed():
     """A change of the hash would silently change every run: these values, computed once, hold."""
-    assert pmen.key(0, "w") == 0x5b143c22
-    assert "".join("-+"[x > 0] for x in pmen.signs(pmen.key(0, "w"), 1, torch.arange(32)).tolist()) == "---++-++-+--++-+-+--+-++++-+-+++"
+    assert pmen.key(0, "w") == 0x5B143C22
+    assert (
+        "".join("-+"[x > 0] for x in pmen.signs(pmen.key(0, "w"), 1, torch.arange(32)).tolist())
+        == "---++-++-+--++-+-+--+-++++-+-+++"
+    )
 
 
 def test_signs_with_the_step_on_the_device_are_the_same():
@@ -149,8 +154,8 @@ def test_without_names_the_order_of_addition_is_the_name():
 
 @pytest.mark.parametrize(
     "bad",
-    [dict(strength=-1.0), dict(tau=-1e-10), dict(profile="soft"), dict(profile="smooth", tau=0.0), dict(profile="smooth", b=0.0),
-     dict(reference="none"), dict(start=0), dict(every=0), dict(every=1.5), dict(strength=math.nan)],
+    [dict(strength=-1.0), dict(tau=-1e-10), dict(profile="soft"), dict(profile="smooth", tau=0.0),
+     dict(profile="smooth", b=0.0), dict(reference="none"), dict(start=0), dict(every=0), dict(every=1.5), dict(strength=math.nan)],
 )  # fmt: skip
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ValueError, match="PMEN"):

@@ -81,7 +81,9 @@ def test_one_spike_changes_the_optimizers_second_moment_by_R_at_most():
             assert growth == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize("bad", [dict(R=0.5), dict(R=math.nan), dict(R=math.inf), dict(s_min=-1e-10), dict(start=-1), dict(start=1.5)])
+@pytest.mark.parametrize(
+    "bad", [dict(R=0.5), dict(R=math.nan), dict(R=math.inf), dict(s_min=-1e-10), dict(start=-1), dict(start=1.5)]
+)
 def test_bad_settings_are_refused_with_the_value_they_had(bad):
     with pytest.raises(ValueError, match=rf"SMGC.*{next(iter(bad))}"):
         ng.SMGC(**bad)

@@ -55,7 +55,7 @@ def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float) -> Tensor:
     denominator is zero too, but v = 0 means that no gradient was ever seen, so the direction is zero.
     """
     denominator = d + eps_gate * (d / eps_gate) ** (1 - a)  # app. A
-    return torch.where(denominator > 0, m_hat / denominator, 0.0)
+    return torch.where(denominator == 0, 0.0, m_hat / denominator)
 
 
 def bias_correction(beta: float, t: int | Tensor) -> float | Tensor:
@@ -133,10 +133,11 @@ def update(
     m = torch.lerp(m, g, 1 - rule.beta1)  # alg. 1, line 4
     v = rule.beta2 * v + (1 - rule.beta2) * (g * g)  # alg. 1, line 5
     direction, d = adaptive(m, v, t, rule.beta1, rule.beta2, rule.eps_gate, rule.eps_num, rule.a)
+    if seen is not None:
+        scale = (v / bias_correction(rule.beta2, t)).sqrt()
+        seen |= {"raw": raw, "clipped": g != projected, "d": d, "scale": scale}
     delta = -rule.lr * direction  # alg. 1, line 10, the adaptive part
     if rule.dim is None:
-        if seen is not None:
-            seen |= {"raw": raw, "clipped": g != projected, "d": d}
         kept = (1 - rule.decay) * w  # the decay, rounded as torch's AdamW rounds it
         return torch.where(delta == 0, kept, kept + delta), m, v  # adding a zero would turn -0.0 into 0.0
 
@@ -144,9 +145,10 @@ def update(
     psi = None
     if rule.pmen is not None and (isinstance(due := rule.pmen.due(t), Tensor) or due):
         psi = noise.profile(v.sqrt(), rule.pmen) * due
-        delta = delta + noise.amplitude(rule.pmen, rule.lr, rule.length, rule.beta1) * (psi * noise.signs(key, t, index))  # app. D
+        size = noise.amplitude(rule.pmen, rule.lr, rule.length, rule.beta1)
+        delta = delta + size * (psi * noise.signs(key, t, index))  # app. D
 
-    wd, dd, size = yield _sums(rule.dim, w * delta, delta * delta, delta.abs())
+    wd, dd, moved = yield _sums(rule.dim, w * delta, delta * delta, delta.abs())
     u = sphere.project(delta, w, wd, ww, torch.finfo(w.dtype).tiny)
     (uu,) = yield _sums(rule.dim, u * u)
     length, along = sphere.polar(ww, wd, dd, uu)
@@ -158,11 +160,10 @@ def update(
         norm = torch.where(over, 1.0, norm)  # such a point has unit length already
     if seen is not None:
         phi = torch.atan2(length, along)
-        seen |= {"raw": raw, "clipped": g != projected, "d": d, "psi": psi, "capped": over}
-        seen["angle"] = phi if rule.cap is None else torch.where(over, rule.cap, phi)
+        seen |= {"psi": psi, "capped": over, "angle": phi if rule.cap is None else torch.where(over, rule.cap, phi)}
     # Norm, the retraction. A vector that did not move keeps its bits: normalizing again would change the last ones. A
     # candidate that is exactly zero has no direction, and the vector stays where it was.
-    return torch.where((size > 0) & (norm > 0), new / norm, w), m, v
+    return torch.where((moved > 0) & (norm > 0), new / norm, w), m, v
 
 
 def run(steps: Update) -> tuple[Tensor, Tensor, Tensor]:

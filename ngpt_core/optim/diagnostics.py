@@ -1,2 +1,123 @@
-"""placeholder"""
-class Diagnostics: pass
+"""What did the optimizer just do? The quantities of the paper's figures, per group and step.
+
+    optimizer.diagnostics = Diagnostics(every=100)
+    ...
+    optimizer.diagnostics.last        # one record a group, of the latest step looked at
+
+Off, or between the steps looked at, it costs nothing: those steps take the fast path. A record is a dict of plain numbers:
+
+    step, group, name       t, the group's number, its "name" key if it has one
+    coordinates             how many there are
+    mean_gate               mean of gamma                                   (figures of the gate)
+    below_gate              share of coordinates with d < eps_gate
+    never                   share with sqrt(v_hat) = 0: no gradient was ever seen (appendix D)
+    zero_gradient           coordinates whose gradient is exactly zero at this step, before projection
+    zero_gradient_per_d     the same divided by d_model (appendix D's figure); None where d_model is unknown
+    clipped                 share of coordinates clipped by SMGC
+    perturbed               coordinates perturbed by PMEN (smooth profile: the sum of psi)
+    angle_mean, angle_max   angle that the group's unit vectors moved, in radians, after the cap
+    capped                  share of vectors held by the cap
+    histogram               counts of log10 sqrt(v_hat) between ``edges``; the first and last count what lies outside
+
+On several ranks the numbers are those of the full tensors.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import sharding
+from .algorithm import Rule, gate
+
+__all__ = ["Diagnostics"]
+
+_SUMS = ("coordinates", "gate", "below", "never", "zero", "clipped", "perturbed", "vectors", "angle", "capped")
+
+
+class Diagnostics:
+    """Collects one record a group at every ``every``-th step. ``keep``: how many records to hold, None for all of them.
+
+    ``d_model`` divides the zero-gradient counts; None takes the length of the group's unit vectors.
+    """
+
+    def __init__(self, every: int = 1, d_model: int | None = None, keep: int | None = None, low: int = -18, high: int = 4):
+        if every < 1:
+            raise ValueError(
+                f"Diagnostics: every counts steps and must be >= 1, got {every}. For none set optimizer.diagnostics = None."
+            )
+        self.every, self.d_model, self.keep = every, d_model, keep
+        self.edges = [low + i / 4 for i in range(4 * (high - low) + 1)]
+        self.records: list[dict] = []
+        self._calls = 0
+        self._parts: dict[tuple, tuple[Tensor, Tensor]] = {}
+        self._about: dict[int, dict] = {}
+
+    @property
+    def last(self) -> list[dict]:
+        """The records of the latest step looked at, one a group."""
+        return [r for r in self.records if r["at"] == self.records[-1]["at"]]
+
+    def begin(self) -> bool:
+        """Whether this step is looked at."""
+        self._parts, self._about = {}, {}
+        self._calls += 1
+        return (self._calls - 1) % self.every == 0
+
+    def add(
+        self, number: int, group: dict, rule: Rule, t: int | Tensor, params: Sequence[Tensor], seen: dict[str, Tensor]
+    ) -> None:
+        """Take the sums of what ``algorithm.update`` has shown for one tensor, or for a stack of them."""
+        d, scale = seen["d"], seen["scale"]
+        sums = dict.fromkeys(_SUMS, d.new_zeros((), dtype=torch.float64))
+        sums |= {"coordinates": d.numel(), "gate": gate(d, rule.a, rule.eps_gate).sum(), "below": (d < rule.eps_gate).sum()}
+        sums |= {"never": (scale == 0).sum(), "zero": (seen["raw"] == 0).sum(), "clipped": seen["clipped"].sum()}
+        largest = d.new_zeros((), dtype=torch.float64)
+        if rule.dim is not None:
+            psi, angle, over = seen["psi"], seen["angle"], sharding.split_groups(params[0], rule.dim)
+            ranks = 1  # each rank that shares a split vector sees all of its angle
+            for g in over:
+                ranks *= dist.get_world_size(g)
+            sums |= {"vectors": angle.numel() / ranks, "angle": angle.sum() / ranks, "capped": seen["capped"].sum() / ranks}
+            sums["perturbed"] = 0 if psi is None else psi.sum()
+            largest = angle.max() if angle.numel() else largest
+        edges = torch.tensor(self.edges, device=d.device, dtype=torch.float64)
+        places = torch.bucketize(scale[scale > 0].double().log10(), edges)
+        counts = torch.bincount(places, minlength=len(self.edges) + 1).double()
+        part = torch.cat([torch.stack([torch.as_tensor(sums[k], device=d.device, dtype=torch.float64) for k in _SUMS]), counts])
+        where = (number, sharding.shard_groups(params[0]))
+        total, most = self._parts.get(where, (0, largest))
+        self._parts[where] = (total + part, torch.maximum(most, largest))
+        about = {
+            "t": t,
+            "name": group.get("name", str(number)),
+            "d": self.d_model or (rule.length if rule.dim is not None else None),
+        }
+        self._about[number] = about
+
+    def end(self) -> None:
+        """Join what the ranks hold, and write the step's records."""
+        totals: dict[int, list] = {}
+        for (number, groups), (part, most) in self._parts.items():
+            part = sharding.all_sum(part.clone(), groups)
+            for g in groups:
+                dist.all_reduce(most, op=dist.ReduceOp.MAX, group=g)
+            entry = totals.setdefault(number, [0, 0.0])
+            entry[0], entry[1] = entry[0] + part, max(entry[1], float(most))
+        for number, (total, most) in sorted(totals.items()):
+            self.records.append(self._record(number, total.tolist(), most))
+        if self.keep is not None:
+            del self.records[: -self.keep]
+
+    def _record(self, number: int, values: list[float], most: float) -> dict:
+        x, about = dict(zip(_SUMS, values)), self._about[number]
+        n, rows = max(x["coordinates"], 1), max(x["vectors"], 1)
+        return {
+            "at": self._calls, "step": int(torch.as_tensor(about["t"]).max()), "group": number, "name": about["name"],
+            "coordinates": int(x["coordinates"]), "mean_gate": x["gate"] / n, "below_gate": x["below"] / n,
+            "never": x["never"] / n, "zero_gradient": int(x["zero"]),
+            "zero_gradient_per_d": x["zero"] / about["d"] if about["d"] else None, "clipped": x["clipped"] / n,
+            "perturbed": x["perturbed"], "angle_mean": x["angle"] / rows, "angle_max": most, "capped": x["capped"] / rows,
+            "histogram": [int(c) for c in values[len(_SUMS) :]],
+        }  # fmt: skip

@@ -4,40 +4,21 @@ The mathematics is in ``algorithm.py`` (Algorithm 1 and its order), ``smgc.py``,
 bookkeeping: groups, state, which path a tensor takes, and what a training loop expects of an optimizer.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from . import groups as rules
 from . import sharding
-from .algorithm import Rule, gate, gate_power, run, update
+from .algorithm import gate, gate_power
 from .diagnostics import Diagnostics
 from .nonfinite import Watch
+from .paths import Slot, require_fused, step_group
 from .pmen import PMEN
-from .pmen import key as pmen_key
 from .smgc import SMGC
 
 __all__ = ["GatedAdamW", "gate", "gate_power"]
-
-_SMALL = 1 << 16  # coordinates: below this, launching kernels one tensor at a time costs more than stacking (accelerators)
-
-
-@dataclass
-class Slot:
-    """One parameter with a gradient, at one step: this rank's pieces of it."""
-
-    name: str
-    p: Tensor  # as the optimizer holds it (a DTensor where sharded)
-    w: Tensor  # its local piece; g, m, v likewise
-    g: Tensor
-    m: Tensor | None = None
-    v: Tensor | None = None
-    step: Tensor | None = None  # completed steps; counted up before the update
-    t: int | Tensor = 0
 
 
 class GatedAdamW(torch.optim.Optimizer):
@@ -84,7 +65,7 @@ class GatedAdamW(torch.optim.Optimizer):
             False: the plain path.
 
     State: ``step``, ``exp_avg``, ``exp_avg_sq``, as torch's AdamW names them (float32 for half-precision parameters). A
-    state_dict of torch's AdamW can be loaded. Set ``optimizer.diagnostics = Diagnostics()`` to see inside; off, it costs nothing.
+    state_dict of torch's AdamW can be loaded. ``optimizer.diagnostics = Diagnostics()`` shows what happens inside.
     """
 
     def __init__(
@@ -130,8 +111,9 @@ class GatedAdamW(torch.optim.Optimizer):
         group = self.param_groups[-1]
         try:
             group.setdefault("alpha", float(group["lr"]) if torch.as_tensor(group["lr"]).numel() == 1 else None)
-            rules.check(group)
-            rules.normalize(group)
+            first = sum(len(g["params"]) for g in self.param_groups[:-1])
+            rules.check(group, first)
+            rules.normalize(group, first)
         except ValueError:
             self.param_groups.pop()  # as before
             raise
@@ -153,22 +135,25 @@ class GatedAdamW(torch.optim.Optimizer):
         if go is False:
             return loss
         mask = None if go is True else go
-        if self.diagnostics is not None:
-            self.diagnostics.begin()
+        probe = self.diagnostics if self.diagnostics is not None and self.diagnostics.begin() else None
+        for group, members in zip(self.param_groups, work):
+            require_fused(group, members, mask, probe)  # before anything changes
         for number, (group, members) in enumerate(zip(self.param_groups, work)):
             self._count(group, members, mask)
-            self._step_group(number, group, members, mask)
+            step_group(number, group, members, mask, probe)
         if mask is not None:
-            self._watch.counted([s.step for s in slots], on_host=not any(g["capturable"] for g in self.param_groups))
-        if self.diagnostics is not None:
-            self.diagnostics.end()
+            self._watch.counted([s.step for s in slots], [isinstance(s.t, int) for s in slots])
+        if probe is not None:
+            probe.end()
         return loss
 
     def _check_capture(self) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             if not all(group["capturable"] for group in self.param_groups):
-                raise ValueError("GatedAdamW: this step is being captured into a CUDA graph, but its counter is on the host and "
-                                 "would stay at one value in every replay. Build the optimizer with capturable=True.")  # fmt: skip
+                raise ValueError(
+                    "GatedAdamW: this step is being captured into a CUDA graph, but its counter is on the host and would "
+                    "stay at one value in every replay. Build the optimizer with capturable=True."
+                )
 
     def _firsts(self) -> list[int]:
         firsts = [0]
@@ -182,8 +167,10 @@ class GatedAdamW(torch.optim.Optimizer):
             if p.grad is None:
                 continue
             if p.grad.is_sparse:
-                raise ValueError(f"GatedAdamW: the gradient of {name!r} is sparse, and the moments need dense ones. Build its "
-                                 "embedding with sparse=False, or give it to torch.optim.SparseAdam.")  # fmt: skip
+                raise ValueError(
+                    f"GatedAdamW: the gradient of {name!r} is sparse, and the moments need dense ones. Build its embedding "
+                    "with sparse=False, or give it to torch.optim.SparseAdam."
+                )
             slots.append(Slot(name, p, sharding.local(p), sharding.local_grad(p)))
         return slots
 
@@ -193,106 +180,12 @@ class GatedAdamW(torch.optim.Optimizer):
             state = self.state[slot.p]
             if not state:
                 dtype = torch.float64 if slot.p.dtype == torch.float64 else torch.float32
-                state["step"] = torch.zeros((), device=slot.w.device if group["capturable"] else "cpu")
+                state["step"] = torch.zeros((), dtype=torch.float32, device=slot.w.device if group["capturable"] else "cpu")
                 state["exp_avg"] = torch.zeros_like(slot.p, dtype=dtype)
                 state["exp_avg_sq"] = torch.zeros_like(slot.p, dtype=dtype)
             slot.step, slot.m, slot.v = state["step"], sharding.local(state["exp_avg"]), sharding.local(state["exp_avg_sq"])
             slot.step += 1 if mask is None or not group["capturable"] else mask
             slot.t = slot.step if group["capturable"] else int(slot.step.item())
-
-    def _step_group(self, number: int, group: dict, slots: list[Slot], mask: Tensor | None) -> None:
-        plain = [slot for slot in slots if not self._fusable(group, slot, mask)]
-        taken = {id(slot) for slot in plain}
-        self._step_fused(group, [slot for slot in slots if id(slot) not in taken])
-
-        split = defaultdict(list)
-        for bucket in self._buckets(group, plain):
-            dim = group["unit_dim"]
-            over = () if dim is None else sharding.split_groups(bucket[0].p, dim)
-            if over:
-                split[over].append(bucket)
-            else:
-                self._write(bucket, run(self._update(number, group, bucket)), mask)
-        for over, buckets in split.items():
-            results = sharding.run_split([self._update(number, group, bucket) for bucket in buckets], over)
-            for bucket, result in zip(buckets, results):
-                self._write(bucket, result, mask)
-
-    def _buckets(self, group: dict, slots: list[Slot]) -> list[list[Slot]]:
-        """What is updated together: one tensor, or (``foreach``) all of one shape that stand at the same step."""
-        buckets = defaultdict(list)
-        for slot in slots:
-            w, stack = slot.w, group["foreach"]
-            if stack is None:
-                stack = w.device.type != "cpu" and w.numel() <= _SMALL
-            alike = (w.shape, slot.p.shape, w.dtype, w.device, slot.g.dtype, None if group["capturable"] else slot.t)
-            buckets[(*alike, sharding.shard_groups(slot.p)) if stack else id(slot)].append(slot)
-        return list(buckets.values())
-
-    def _update(self, number: int, group: dict, bucket: list[Slot]):
-        """``algorithm.update`` for a bucket: a stack of tensors is one tensor with one more dimension in front."""
-        rule, p = _rule(group, bucket[0].p), bucket[0].p
-        dtype = bucket[0].m.dtype
-
-        def stack(tensors: list[Tensor]) -> Tensor:
-            return tensors[0].to(dtype) if len(tensors) == 1 else torch.stack(tensors).to(dtype)
-
-        g = stack([slot.g for slot in bucket])
-        t = bucket[0].t
-        key, index = 0, None
-        noisy = rule.pmen is not None and rule.dim is not None
-        if noisy:
-            key, index = pmen_key(rule.pmen.seed, bucket[0].name), sharding.global_index(p)
-        if len(bucket) > 1:
-            column = (-1, *(1,) * p.ndim)
-            t = torch.stack([slot.t for slot in bucket]).reshape(column) if group["capturable"] else t
-            if noisy:
-                keys = [pmen_key(rule.pmen.seed, slot.name) for slot in bucket]
-                key = torch.tensor(keys, device=g.device).reshape(column)
-                index = torch.stack([sharding.global_index(slot.p) for slot in bucket])
-        seen = None
-        if self.diagnostics is not None:
-            seen = self.diagnostics.open(number, rule, [slot.p for slot in bucket])
-        m, v = stack([slot.m for slot in bucket]), stack([slot.v for slot in bucket])
-        return update(stack([slot.w for slot in bucket]), -g if group["maximize"] else g, m, v, t, rule, key, index, seen)
-
-    @staticmethod
-    def _write(bucket: list[Slot], result: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> None:
-        for kept, new in zip(("w", "m", "v"), result):
-            news = new.unbind() if len(bucket) > 1 else [new]
-            for slot, value in zip(bucket, news):
-                old = getattr(slot, kept)
-                old.copy_(value if mask is None else torch.where(mask, value.to(old.dtype), old))
-
-    def _fusable(self, group: dict, slot: Slot, mask: Tensor | None) -> bool:
-        """Whether a one-pass kernel takes this tensor. ``fused=True`` turns the reason why not into an error."""
-        if group["fused"] is False:
-            return False
-        why = _why_not_fused(group, slot, mask, self.diagnostics)
-        if why is not None and group["fused"]:
-            raise ValueError(f"GatedAdamW: fused=True, but parameter {slot.name!r} cannot take the fused kernel: {why} "
-                             "Use fused=None to let such tensors take the plain path.")  # fmt: skip
-        return why is None
-
-    def _step_fused(self, group: dict, slots: list[Slot]) -> None:
-        by_step = defaultdict(list)
-        for slot in slots:
-            by_step[slot.t].append(slot)
-        for t, members in by_step.items():
-            from .fused import fused_step
-
-            rule = _rule(group, members[0].p)
-            noisy = rule.pmen is not None and rule.dim is not None
-            fused_step(
-                [s.w for s in members], [s.g for s in members], [s.m for s in members], [s.v for s in members], [t] * len(members),
-                lr=float(rule.lr), beta1=rule.beta1, beta2=rule.beta2, eps_gate=rule.eps_gate, eps_num=rule.eps_num, a=rule.a,
-                weight_decay_factor=float(rule.decay), unit=rule.dim is not None, tangent=rule.tangent,
-                smgc=rule.smgc, smgc_active=rule.smgc is not None and t - 1 >= rule.smgc.start,
-                pmen=rule.pmen if noisy else None, pmen_active=noisy and bool(rule.pmen.due(t)),
-                pmen_keys=[pmen_key(rule.pmen.seed, s.name) if noisy else 0 for s in members],
-                index_offsets=[sharding.index_offset(s.p) if noisy else 0 for s in members],
-                cap=None if rule.cap is None or rule.dim is None else float(rule.cap), maximize=group["maximize"],
-            )  # fmt: skip
 
     # ---- state: plain values out, and back in ------------------------------------------------------------------------
 
@@ -318,35 +211,3 @@ class GatedAdamW(torch.optim.Optimizer):
     def __getstate__(self) -> dict:
         self._watch.settle()
         return super().__getstate__() | {"_watch": self._watch, "diagnostics": self.diagnostics}
-
-
-def _rule(group: dict, p: Tensor) -> Rule:
-    """The group's numbers at this step, for a parameter of p's shape."""
-    dim, lr = group["unit_dim"], group["lr"]
-    per_lambda = lr if group["decay"] == "lr" else lr / group["alpha"]
-    return Rule(
-        lr=lr, decay=per_lambda * group["weight_decay"], beta1=group["betas"][0], beta2=group["betas"][1],
-        eps_gate=group["eps_gate"], eps_num=group["eps_num"], a=group["a"], tangent=group["tangent"],
-        dim=None if dim is None else dim % p.ndim - p.ndim, length=1 if dim is None else p.shape[dim],
-        smgc=group["smgc"], pmen=group["pmen"], cap=group["cap"],
-    )  # fmt: skip
-
-
-def _why_not_fused(group: dict, slot: Slot, mask: Tensor | None, diagnostics: Diagnostics | None) -> str | None:
-    """The reason why this tensor takes the plain path, as a sentence; None if a fused kernel may take it."""
-    if find_spec("ngpt_core.optim.fused") is None:
-        return "this installation has no fused kernels."
-    dim = group["unit_dim"]
-    if diagnostics is not None:
-        return "diagnostics look at what happens between its steps."
-    if group["capturable"] or mask is not None:
-        return "the counter or the mask of this step lives on the device."
-    if any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (group["lr"], group["cap"])):
-        return "lr or cap is a tensor on the device."
-    if dim is not None and sharding.split_groups(slot.p, dim):
-        return "its vectors are split across ranks."
-    if dim is not None and group["pmen"] is not None and sharding.index_offset(slot.p) is None:
-        return "its shard is not one uninterrupted piece of the full tensor, and PMEN needs every coordinate's position."
-    from .fused import usable
-
-    return usable(slot.w, slot.g, dim)

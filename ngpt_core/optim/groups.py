@@ -17,37 +17,47 @@ from .smgc import SMGC
 _SETTINGS = {"smgc": SMGC, "pmen": PMEN}
 
 
-def check(group: dict) -> None:
-    """Raise a ValueError if a value of the group breaks a rule."""
+def check(group: dict, first: int = 0) -> None:
+    """Raise a ValueError if a value of the group breaks a rule. ``first``: the number of its first parameter."""
 
     def rule(holds: bool, text: str) -> None:
         if not holds:
             raise ValueError(f"GatedAdamW: {text}")
 
-    lr, cap = group["lr"], group["cap"]
-    rule(not isinstance(lr, Tensor) or lr.numel() == 1, f"a tensor lr must hold one number, got the shape {tuple(torch.as_tensor(lr).shape)}.")
-    rule(0 <= float(lr) < math.inf, f"lr must be finite and >= 0, got {lr}. Usual: 0.24/sqrt(d_model) for unit rows, 1e-3 otherwise.")
-    betas = group["betas"]
-    rule(len(betas) == 2 and all(0 <= b < 1 for b in betas), f"both betas must lie in [0, 1), got {betas}. The paper: (0.975, 0.975).")
-    rule(0 < group["eps_gate"] < math.inf, f"eps_gate, the gate's threshold, must be > 0, got {group['eps_gate']}. The paper: 1e-8.")
-    rule(0 <= group["eps_num"] < math.inf, f"eps_num must be >= 0, got {group['eps_num']}. The paper: 1e-14.")
-    rule(0 < group["a"] < math.inf, f"a, the gate's sharpness, must be > 0, got {group['a']}. The paper: 0.5; 1 is Adam's gate.")
-    rule(0 <= group["weight_decay"] < math.inf, f"weight_decay must be finite and >= 0, got {group['weight_decay']}.")
-    rule(group["decay"] in ("lr", "eta"), f"decay must be 'lr' (torch's lr*lambda) or 'eta' (the paper's eta_t*lambda), got {group['decay']!r}.")
-    rule(group["decay"] == "lr" or group["alpha"] > 0,
-         f"decay='eta' divides by the base step size alpha, which is {group['alpha']} (the lr at the time the group was added). "
-         "Add the group with its peak lr, or give it the key 'alpha'.")  # fmt: skip
+    def positive(name: str, usual: str, zero: bool = False) -> None:
+        holds = 0 <= group[name] < math.inf and (zero or group[name] > 0)
+        rule(holds, f"{name} must be finite and {'>=' if zero else '>'} 0, got {group[name]}. {usual}")
+
+    lr, betas, cap, dim = group["lr"], group["betas"], group["cap"], group["unit_dim"]
+    rule(torch.as_tensor(lr).numel() == 1, f"lr must be one number, got {lr}. A group of its own can have an lr of its own.")
+    rule(0 <= float(lr) < math.inf, f"lr must be finite and >= 0, got {lr}. Usual: 0.24/sqrt(d_model) for unit rows.")
+    rule(len(betas) == 2 and all(0 <= b < 1 for b in betas), f"betas must lie in [0, 1), got {betas}. Paper: (0.975, 0.975).")
+    positive("eps_gate", "It is the gate's threshold; the paper uses 1e-8.")
+    positive("eps_num", "The paper uses 1e-14.", zero=True)
+    positive("a", "It is the gate's sharpness; the paper uses 0.5, and 1 is Adam's gate.")
+    positive("weight_decay", "The paper uses none for unit vectors.", zero=True)
+    rule(
+        group["decay"] in ("lr", "eta"),
+        f"decay must be 'lr' (torch's lr*lambda) or 'eta' (the paper's eta_t*lambda), got {group['decay']!r}.",
+    )
+    rule(
+        group["decay"] != "eta" or group["alpha"] > 0,
+        f"decay='eta' divides by the base step size alpha, which is {group['alpha']} (the lr when the group was added). Add "
+        "the group with its peak lr, or give it the key 'alpha'.",
+    )
     rule(cap is None or float(cap) >= 0, f"cap, the largest angle of a step in radians, must be >= 0 or None, got {cap}.")
     for name, kind in _SETTINGS.items():
         value = group[name]
         rule(value is None or isinstance(value, kind), f"{name} must be {kind.__name__}(...) or None, got {value!r}.")
-    dim = group["unit_dim"]
-    rule(dim is None or (isinstance(dim, int) and not isinstance(dim, bool)), f"unit_dim must be an integer or None, got {dim!r}.")
-    for name, p in named(group):
+    rule(dim is None or type(dim) is int, f"unit_dim must be an integer or None, got {dim!r}.")
+    for name, p in named(group, first):
         rule(p.is_floating_point(), f"parameters must be real floating-point tensors, {name!r} is {p.dtype}.")
         if dim is not None:
-            rule(-p.ndim <= dim < p.ndim, f"unit_dim={dim} is not a dimension of {name!r}, whose shape is {tuple(p.shape)}. "
-                 f"Give {name!r} a group with unit_dim=None, or one of its own dimensions.")  # fmt: skip
+            rule(
+                -p.ndim <= dim < p.ndim,
+                f"unit_dim={dim} is not a dimension of {name!r}, whose shape is {tuple(p.shape)}. Put it into a group with "
+                "unit_dim=None, or with one of its own dimensions.",
+            )
             rule(not p.is_meta, f"{name!r} is on the meta device and has no values to normalize. Materialize the model first.")
 
 
@@ -65,14 +75,16 @@ def bare(name: str) -> str:
 
 
 @torch.no_grad()
-def normalize(group: dict) -> None:
-    """Put the group's vectors on the sphere. Those that are there already, to rounding, keep their bits: building an
-    optimizer on a loaded model changes nothing."""
+def normalize(group: dict, first: int = 0) -> None:
+    """Put the group's vectors on the sphere.
+
+    Those that are there already, to rounding, keep their bits: building an optimizer on a loaded model changes nothing.
+    """
     dim = group["unit_dim"]
     if dim is None:
         return
     squares = []
-    for name, p in named(group):
+    for name, p in named(group, first):
         w = sharding.local(p)
         w = w.float() if w.dtype in (torch.bfloat16, torch.float16) else w
         ww = sharding.all_sum((w * w).sum(dim, keepdim=True), sharding.split_groups(p, dim))

@@ -10,7 +10,7 @@ is there already. Ranks agree on the flag first: all raise, or none.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Found:
     arrived: object | None  # the device's event after which ``bad`` may be read
     names: list[str]
     steps: list[Tensor | None]  # the parameters' counters of completed steps; None before the first
-    advanced: bool = False  # the counters live on the host and went on without knowing: they must come back
+    on_host: list[bool] = field(default_factory=list)  # counters there went on without knowing: they must come back
 
 
 class Watch:
@@ -36,13 +36,17 @@ class Watch:
 
     def __init__(self, policy: str):
         if policy not in POLICIES:
-            raise ValueError(f"nonfinite must be one of {POLICIES}, got {policy!r}: what to do when a gradient holds nan or inf.")
+            raise ValueError(
+                f"GatedAdamW: nonfinite says what a gradient with nan or inf does, one of {POLICIES}; got {policy!r}."
+            )
         self.policy = policy
         self.skipped = 0
         self.defer: bool | None = None  # None: on accelerators only
         self._pending: Found | None = None
 
-    def look(self, grads: Sequence[Tensor], params: Sequence[Tensor], names: list[str], steps: list[Tensor | None]) -> bool | Tensor:
+    def look(
+        self, grads: Sequence[Tensor], params: Sequence[Tensor], names: list[str], steps: list[Tensor | None]
+    ) -> bool | Tensor:
         """True: go on. False: skip this step. A bool tensor on the device: mask the update with it."""
         if self.policy == "off" or not grads:
             return True
@@ -60,10 +64,9 @@ class Watch:
         self._report(Found(torch.cat([bad, anywhere.reshape(1)]), None, names, steps))
         return False
 
-    def counted(self, steps: list[Tensor], on_host: bool) -> None:
+    def counted(self, steps: list[Tensor], on_host: list[bool]) -> None:
         """The masked step has counted up these counters; those on the host come back should it turn out bad."""
-        if self._pending is not None:
-            self._pending.steps, self._pending.advanced = steps, on_host
+        self._pending.steps, self._pending.on_host = steps, on_host
 
     def settle(self) -> None:
         """Read what the previous step found on the device, if it is still unread."""
@@ -74,8 +77,8 @@ class Watch:
             found.arrived.synchronize()
         if found.bad[-1] == 0:
             return
-        if found.advanced:
-            for step in found.steps:
+        for step, here in zip(found.steps, found.on_host):
+            if here:
                 step.sub_(1)
         self._report(found)
 
@@ -94,7 +97,7 @@ class Watch:
             return
         where = [i for i, flag in enumerate(found.bad[:-1].tolist()) if flag]
         if not where:
-            raise ValueError('nonfinite="raise": another rank holds a gradient with nan or inf; nothing was changed on any rank.')
+            raise ValueError('nonfinite="raise": a gradient on another rank holds nan or inf; nothing was changed on any rank.')
         step = found.steps[where[0]]
         t = 1 + int(step.item()) if step is not None else 1
         others = f" ({len(where) - 1} more parameters too)" if len(where) > 1 else ""

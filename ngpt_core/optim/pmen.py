@@ -42,21 +42,22 @@ class PMEN:
     seed: int = 0
 
     def __post_init__(self):
-        if not 0 <= self.strength < math.inf:
-            raise ValueError(f"PMEN: strength is lambda_noise and must be finite and >= 0, got {self.strength}. The paper uses 10.")
-        if not 0 <= self.tau < math.inf:
-            raise ValueError(f"PMEN: tau is a threshold of sqrt(v) and must be finite and >= 0, got tau={self.tau}. "
-                             "The paper uses 1e-10.")  # fmt: skip
-        if self.profile not in ("step", "smooth"):
-            raise ValueError(f"PMEN: profile must be 'step' or 'smooth', got {self.profile!r}.")
-        if self.profile == "smooth" and not (self.tau > 0 and 0 < self.b < math.inf):
-            raise ValueError(f"PMEN: the smooth profile 1/(1 + (s/tau)^b) needs tau > 0 and b > 0, got tau={self.tau}, "
-                             f"b={self.b}. For tau = 0 use profile='step'.")  # fmt: skip
-        if self.reference not in ("row", "adam"):
-            raise ValueError(f"PMEN: reference must be 'row' (1/sqrt(d_j)) or 'adam', got {self.reference!r}.")
+        def rule(holds: bool, text: str) -> None:
+            if not holds:
+                raise ValueError(f"PMEN: {text}")
+
+        rule(0 <= self.strength < math.inf, f"strength is lambda_noise, finite and >= 0; got {self.strength}. Paper: 10.")
+        rule(0 <= self.tau < math.inf, f"tau is a threshold of sqrt(v), finite and >= 0; got {self.tau}. Paper: 1e-10.")
+        rule(self.profile in ("step", "smooth"), f"profile must be 'step' or 'smooth', got {self.profile!r}.")
+        rule(
+            self.profile == "step" or (self.tau > 0 and 0 < self.b < math.inf),
+            f"the smooth profile 1/(1 + (s/tau)^b) needs tau > 0 and b > 0, got tau={self.tau}, b={self.b}. For tau = 0 use "
+            "profile='step'.",
+        )
+        rule(self.reference in ("row", "adam"), f"reference must be 'row' (1/sqrt(d_j)) or 'adam', got {self.reference!r}.")
         for name in ("start", "every"):
-            if int(getattr(self, name)) != getattr(self, name) or getattr(self, name) < 1:
-                raise ValueError(f"PMEN: {name} counts steps from 1 and must be an integer >= 1, got {name}={getattr(self, name)}.")
+            value = getattr(self, name)
+            rule(int(value) == value and value >= 1, f"{name} counts steps from 1: an integer >= 1, got {value}.")
 
     def due(self, t: int | Tensor) -> bool | Tensor:
         """Whether step t is one of the selected steps; a tensor t (a counter on the device) gives a tensor."""

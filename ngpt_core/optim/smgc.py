@@ -33,20 +33,18 @@ class SMGC:
     start: int = 500
 
     def __post_init__(self):
-        if not 1 <= self.R < math.inf:
-            raise ValueError(f"SMGC: R is the largest growth of v in one step and must be finite and >= 1, got R={self.R}. "
-                             "The paper uses 100; for no clipping pass smgc=None.")  # fmt: skip
-        if not 0 <= self.s_min < math.inf:
-            raise ValueError(f"SMGC: s_min is a floor of sqrt(v_hat) and must be finite and >= 0, got s_min={self.s_min}. "
-                             "The paper uses 1e-10.")  # fmt: skip
-        if int(self.start) != self.start or self.start < 0:
-            raise ValueError(f"SMGC: start counts completed steps and must be an integer >= 0, got start={self.start}. "
-                             "The paper uses 500.")  # fmt: skip
+        def rule(holds: bool, text: str) -> None:
+            if not holds:
+                raise ValueError(f"SMGC: {text}")
+
+        rule(1 <= self.R < math.inf, f"R is the largest growth of v in one step, finite and >= 1; got R={self.R}. Paper: 100.")
+        rule(0 <= self.s_min < math.inf, f"s_min is a floor of sqrt(v_hat), finite and >= 0; got {self.s_min}. Paper: 1e-10.")
+        rule(
+            int(self.start) == self.start >= 0, f"start counts completed steps, an integer >= 0; got {self.start}. Paper: 500."
+        )
 
 
-def growth_clip(
-    g: Tensor, v: Tensor, k: int | Tensor, beta2: float, R: float = 100.0, s_min: float = 1e-10
-) -> Tensor:
+def growth_clip(g: Tensor, v: Tensor, k: int | Tensor, beta2: float, R: float = 100.0, s_min: float = 1e-10) -> Tensor:
     """sign(g) min(|g|, C_R sqrt(v_bar)): afterwards beta2 v + (1 - beta2) g^2 <= R v_bar, coordinate by coordinate.
 
     >>> v = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)

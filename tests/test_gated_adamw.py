@@ -1,0 +1,730 @@
+"""GatedAdamW: the paper's algorithm over hundreds of steps with every switch, AdamW as its special case, and the manners of a
+torch optimizer: groups, state, errors, precision."""
+
+import copy
+import io
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ngpt_core as ng
+from ngpt_core import sphere
+from ngpt_core.optim import Diagnostics, algorithm
+
+F64 = torch.float64
+quick = settings(max_examples=60, deadline=None)
+
+
+def wild(shape, t, dtype=F64, seed=0):
+    """Gradients as training has them: zeros, dead coordinates, tiny values, and a spike now and then."""
+    rng = np.random.default_rng([seed, t])
+    g = rng.standard_normal(shape) * 10.0 ** rng.uniform(-13, 0, shape)
+    g[rng.random(shape) < 0.2] = 0
+    g[..., 0] = 0  # never a gradient: second moment exactly zero
+    if t % 37 == 0:
+        g *= 1e6
+    return torch.tensor(g, dtype=dtype)
+
+
+def parameter(*shape, dtype=F64, seed=1):
+    return torch.nn.Parameter(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype))
+
+
+# ---- the gate --------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(st.floats(1e-30, 1e3), st.floats(0.05, 12), st.floats(1e-12, 1.0))
+def test_both_forms_of_the_gate_are_the_twins(d, a, eps_gate):
+    expected = reference.gate(d, a, eps_gate)
+    for form in (ng.gate, algorithm.gate_power):
+        assert float(form(torch.tensor(d, dtype=F64), a, eps_gate)) == pytest.approx(expected, rel=1e-10, abs=1e-290)
+
+
+def test_the_gate_is_zero_at_zero_half_at_the_threshold_and_one_far_above():
+    d = torch.tensor([0.0, 1e-8, 1e20])
+    for a in (0.25, 0.5, 1.0, 4.0, 9.0):
+        for form in (ng.gate, algorithm.gate_power):
+            torch.testing.assert_close(form(d, a, 1e-8), torch.tensor([0.0, 0.5, 1.0]), rtol=1e-4, atol=0)
+
+
+def test_a_smaller_a_opens_the_gate_below_the_threshold_and_closes_it_above():
+    below, above = torch.tensor(1e-10), torch.tensor(1e-6)
+    assert ng.gate(below, 0.5) > ng.gate(below, 1.0) and ng.gate(above, 0.5) < ng.gate(above, 1.0)
+
+
+@quick
+@given(st.floats(1e-20, 10), st.floats(-1, 1), st.floats(0.05, 9), st.floats(1e-12, 1e-2))
+def test_the_gated_direction_is_gate_times_m_over_d(d, m, a, eps_gate):
+    got = float(algorithm.gated(torch.tensor(m, dtype=F64), torch.tensor(d, dtype=F64), a, eps_gate))
+    assert got == pytest.approx(reference.gate(d, a, eps_gate) * m / d, rel=1e-9, abs=1e-280)
+
+
+@pytest.mark.parametrize("a, at_zero", [(0.5, 0.0), (1.0, 3e7), (2.0, 0.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_at_zero_second_moment_the_direction_is_its_limit_and_never_nan(a, at_zero, dtype):
+    got = algorithm.gated(torch.tensor([0.3, 0.0], dtype=dtype), torch.zeros(2, dtype=dtype), a, 1e-8)
+    torch.testing.assert_close(got, torch.tensor([at_zero, 0.0], dtype=dtype))
+
+
+def test_a_sharp_gate_stays_finite_in_float32():
+    d = torch.tensor([0.0, 1e-20, 1e-12, 1e-8, 1e-3, 1e3])
+    got = algorithm.gated(torch.ones(6), d, 9.0, 1e-8)
+    expected = torch.tensor([0, 0, reference.gate(1e-12, 9, 1e-8) / 1e-12, 0.5e8, 1e3, 1e-3])
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-18)
+
+
+def test_the_bias_correction_of_a_counter_on_the_device_keeps_its_digits():
+    for beta in (0.0, 0.9, 0.975, 0.9999):
+        for t in (1, 2, 1000):
+            got = float(algorithm.bias_correction(beta, torch.tensor(float(t))))
+            assert got == pytest.approx(algorithm.bias_correction(beta, t), rel=1e-6)
+
+
+# ---- Algorithm 1 and what surrounds it, against the float64 twin -----------------------------------------------------
+
+SMGC_EARLY = dict(R=4.0, s_min=1e-9, start=20)
+STEP = dict(strength=3.0, tau=1e-9, profile="step", b=2.0, reference="row", start=1, every=1, seed=5)
+SMOOTH = dict(strength=0.5, tau=1e-6, profile="smooth", b=1.5, reference="adam", start=4, every=3, seed=6)
+
+SWITCHES = {
+    "coordinates": dict(unit=False, a=1.0),
+    "coordinates, gate 0.5, decay": dict(unit=False, a=0.5, weight_decay=0.1),
+    "coordinates, decay eta": dict(unit=False, a=0.7, weight_decay=0.1, decay="eta"),
+    "coordinates, clipped": dict(unit=False, a=0.5, smgc=SMGC_EARLY),
+    "coordinates, eps_num 0": dict(unit=False, a=0.5, eps_num=0.0),
+    "coordinates, a 3, eps_num 0": dict(unit=False, a=3.0, eps_num=0.0),
+    "rows": dict(unit=True),
+    "rows, no projection": dict(unit=True, tangent=False),
+    "rows, decay": dict(unit=True, weight_decay=0.3, tangent=False),
+    "rows, clipped": dict(unit=True, smgc=SMGC_EARLY),
+    "rows, noise": dict(unit=True, pmen=STEP),
+    "rows, smooth noise": dict(unit=True, pmen=SMOOTH),
+    "rows, noise where v is zero": dict(unit=True, pmen=STEP | dict(tau=0.0)),
+    "rows, capped": dict(unit=True, cap=0.01),
+    "rows, cap from zero": dict(unit=True, cap="ramp", pmen=STEP),
+    "everything": dict(unit=True, smgc=SMGC_EARLY, pmen=STEP, cap="ramp", weight_decay=0.05, decay="eta"),
+    "everything, smooth": dict(unit=True, smgc=SMGC_EARLY, pmen=SMOOTH, cap=0.02, tangent=False, betas=(0.8, 0.99)),
+    "no momentum": dict(unit=True, betas=(0.0, 0.9), pmen=STEP, cap=0.05),
+}  # fmt: skip
+
+
+def both(shape, steps, dtype=F64, lr=0.02, check_every=1, tolerance=1e-10, ours=None, **switches):
+    """Run GatedAdamW and the twin side by side on the same gradients; compare parameters and moments."""
+    switches = dict(betas=(0.975, 0.975), eps_gate=1e-8, eps_num=1e-14, a=0.5) | switches
+    unit, cap, decay = switches.pop("unit"), switches.pop("cap", None), switches.pop("decay", "lr")
+    p = parameter(*shape, dtype=dtype)
+    twin = reference.GatedAdamW(
+        p.detach().double().numpy(), unit=unit, name="w", alpha=lr if decay == "eta" else None, **switches
+    )
+    switches["smgc"] = ng.SMGC(**switches["smgc"]) if switches.get("smgc") else None
+    switches["pmen"] = ng.PMEN(**switches["pmen"]) if switches.get("pmen") else None
+    optimizer = ng.GatedAdamW([("w", p)], lr=lr, unit_dim=-1 if unit else None, decay=decay, **switches, **(ours or {}))
+    for t in range(1, steps + 1):
+        now, cap_now = lr * (1 - t / (2 * steps)), cap if cap != "ramp" else 0.03 * min(1.0, (t - 1) / (0.3 * steps))
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["cap"] = now, cap_now
+        g = wild(shape, t, dtype)
+        p.grad = g.clone()
+        optimizer.step()
+        twin.step(g.double().numpy(), now, cap_now)
+        if t % check_every == 0:
+            np.testing.assert_allclose(p.detach().double().numpy(), twin.theta, rtol=0, atol=tolerance, err_msg=f"step {t}")
+    state = optimizer.state[p]
+    np.testing.assert_allclose(state["exp_avg"].double().numpy(), twin.m, rtol=1e-6 if dtype == F64 else 1e-3, atol=tolerance)
+    np.testing.assert_allclose(
+        state["exp_avg_sq"].double().numpy(), twin.v, rtol=1e-6 if dtype == F64 else 1e-3, atol=tolerance
+    )
+    assert int(state["step"]) == steps
+    return p, optimizer
+
+
+@pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
+def test_it_is_the_twin_over_200_steps(switches):
+    both((3, 5), 200, **switches)
+
+
+@pytest.mark.parametrize("name", ["coordinates, gate 0.5, decay", "rows, noise where v is zero", "everything"])
+@pytest.mark.parametrize("ours", [dict(fused=False), dict(foreach=True), dict(capturable=True, fused=False)], ids=str)
+def test_every_plain_path_is_the_twin_in_float32(name, ours):
+    switches = SWITCHES[name] | dict(smgc=None)  # a clipped spike amplifies float32's rounding; tested in float64
+    both((3, 5), 100, torch.float32, tolerance=3e-4, lr=0.002, ours=ours, **switches)
+
+
+@pytest.mark.parametrize("ours", [dict(foreach=True), dict(capturable=True), dict(capturable=True, foreach=True)], ids=str)
+def test_stacked_and_capturable_steps_are_the_twin_in_float64(ours):
+    both((3, 5), 60, ours=ours, tolerance=2e-7 if "capturable" in ours else 1e-10, **SWITCHES["everything"])
+
+
+def test_experts_in_three_dimensions_are_the_twin():
+    both((2, 3, 4), 60, **SWITCHES["everything"])
+
+
+def test_a_vector_may_lie_along_any_dimension():
+    a, b = parameter(6, 4), parameter(6, 4)
+    b.data = b.data.T.contiguous()
+    kwargs = dict(lr=0.05, cap=0.02, smgc=ng.SMGC(R=4.0, start=3))
+    first, second = ng.GatedAdamW([a], unit_dim=-1, **kwargs), ng.GatedAdamW([b], unit_dim=0, **kwargs)
+    for t in range(20):
+        a.grad = wild((6, 4), t)
+        b.grad = a.grad.T.contiguous()
+        first.step(), second.step()
+        torch.testing.assert_close(a.detach(), b.detach().T, rtol=0, atol=1e-13)
+
+
+def test_foreach_and_one_by_one_agree_to_the_bit_with_many_tensors():
+    def train(**path):
+        params = [(f"p{i}", parameter(3, 4, seed=i)) for i in range(5)] + [("q", parameter(2, 4))]
+        optimizer = ng.GatedAdamW(params, lr=0.05, unit_dim=-1, pmen=ng.PMEN(tau=1e-6), cap=0.1, fused=False, **path)
+        for t in range(6):
+            for i, (_, p) in enumerate(params):
+                p.grad = None if t < 2 and i == 3 else wild(p.shape, t, seed=i)  # p3 joins late: another counter
+            optimizer.step()
+        return [p.detach() for _, p in params]
+
+    for a, b in zip(train(), train(foreach=True)):
+        assert torch.equal(a, b)
+
+
+def test_the_angle_of_a_step_is_at_most_the_cap_and_zero_degrees_hold_everything():
+    p = parameter(8, 6)
+    optimizer = ng.GatedAdamW([p], lr=1.0, unit_dim=-1, pmen=ng.PMEN(), cap=0.0)
+    for cap in (0.0, 0.01, 1.0, 2.0):
+        optimizer.param_groups[0]["cap"] = cap
+        for t in range(10):
+            before, p.grad = p.detach().clone(), wild(p.shape, t)
+            optimizer.step()
+            assert sphere.angle(before, p.detach() - before).max() <= cap + 1e-7
+            torch.testing.assert_close(p.detach().norm(dim=-1), torch.ones(8, dtype=F64), rtol=0, atol=1e-14)
+
+
+def test_the_rows_of_every_precision_stay_unit():
+    for dtype, tolerance in ((torch.float32, 3e-7), (torch.bfloat16, 4e-3), (F64, 1e-15)):
+        for fused in (None, False):
+            p = parameter(5, 300, dtype=dtype)
+            optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1, pmen=ng.PMEN(), cap=0.05, fused=fused)
+            for t in range(30):
+                p.grad = wild(p.shape, t, dtype)
+                optimizer.step()
+            assert (p.detach().double().norm(dim=-1) - 1).abs().max() < tolerance
+            assert optimizer.state[p]["exp_avg"].dtype == (F64 if dtype == F64 else torch.float32)
+
+
+def test_bfloat16_parameters_move_as_their_float32_twins_rounded():
+    p, q = parameter(4, 16, dtype=torch.bfloat16), parameter(4, 16, dtype=torch.bfloat16)
+    q.data = q.data.float()
+    a, b = ng.GatedAdamW([p], lr=0.01, fused=False), ng.GatedAdamW([q], lr=0.01, fused=False)
+    p.grad = wild(p.shape, 1, torch.bfloat16)
+    q.grad = p.grad.float()
+    a.step(), b.step()
+    assert torch.equal(p.detach(), q.detach().bfloat16())
+    assert torch.equal(a.state[p]["exp_avg_sq"], b.state[q]["exp_avg_sq"])
+
+
+# ---- AdamW, the special case -----------------------------------------------------------------------------------------
+
+
+# torch rounds 1 - lr*lambda to float32 before it multiplies; the plain path does the same, a kernel may be more exact.
+PRECISIONS = [(None, torch.float32, 1e-5), (False, torch.float32, 1e-6), (None, F64, 1e-14)]
+
+
+@pytest.mark.parametrize("fused, dtype, tolerance", PRECISIONS)
+@pytest.mark.parametrize("maximize", [False, True])
+def test_with_a_one_and_eps_num_zero_it_is_torchs_adamw(fused, dtype, tolerance, maximize):
+    mine, theirs = parameter(7, 9, dtype=dtype), parameter(7, 9, dtype=dtype)
+    kwargs = dict(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, maximize=maximize)
+    a = ng.GatedAdamW([mine], a=1.0, eps_num=0.0, eps_gate=1e-8, fused=fused, **kwargs)
+    b = torch.optim.AdamW([theirs], eps=1e-8, **kwargs)
+    for t in range(200):
+        mine.grad = wild(mine.shape, t, dtype)
+        theirs.grad = mine.grad.clone()
+        a.step(), b.step()
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+    assert not a.state[mine]["exp_avg_sq"][:, 0].any()  # and coordinates whose second moment is exactly zero were among them
+
+
+def test_it_is_adamw_where_the_second_moment_underflows_but_the_first_does_not():
+    mine, theirs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    a = ng.GatedAdamW([mine], lr=0.1, betas=(0.9, 0.95), a=1.0, eps_num=0.0, eps_gate=1e-15, fused=False)
+    b = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.95), eps=1e-15, weight_decay=0)
+    for _ in range(5):
+        mine.grad = torch.tensor([1e-24, 0.0, -1e-25])
+        theirs.grad = mine.grad.clone()
+        a.step(), b.step()
+    assert not a.state[mine]["exp_avg_sq"].any()
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-7)
+
+
+def test_decay_eta_is_lr_over_alpha_and_alpha_survives_a_checkpoint():
+    p = torch.nn.Parameter(torch.ones(2, dtype=F64))
+    optimizer = ng.GatedAdamW([p], lr=0.5, weight_decay=0.1, decay="eta")
+    for lr in (0.5, 0.25):
+        optimizer.param_groups[0]["lr"] = lr
+        before, p.grad = p.detach().clone(), torch.zeros(2, dtype=F64)
+        optimizer.step()
+        torch.testing.assert_close(p.detach(), before * (1 - 0.1 * lr / 0.5))
+    other = ng.GatedAdamW([torch.nn.Parameter(torch.ones(2, dtype=F64))], lr=0.25, weight_decay=0.1, decay="eta")
+    other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["alpha"] == 0.5
+
+
+# ---- a step that must change nothing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64])
+@pytest.mark.parametrize("path", [dict(), dict(fused=False), dict(foreach=True), dict(capturable=True)], ids=str)
+def test_lr_zero_and_zero_gradients_change_no_bit(dtype, path):
+    rows, free = parameter(4, 7, dtype=dtype), parameter(5, dtype=dtype)
+    free.data[0], free.data[1] = -0.0, 0.0
+    groups = [dict(params=[rows], unit_dim=-1, pmen=ng.PMEN(), cap=0.01), dict(params=[free], weight_decay=0.1)]
+    optimizer = ng.GatedAdamW(groups, lr=0.1, smgc=ng.SMGC(start=0), **path)
+    before = [p.detach().clone().view(torch.int8) for p in (rows, free)]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for _ in range(3):
+        rows.grad, free.grad = torch.zeros_like(rows), torch.zeros_like(free)
+        optimizer.step()
+    assert all(torch.equal(p.detach().view(torch.int8), old) for p, old in zip((rows, free), before))
+
+
+def test_a_state_created_by_a_zero_step_leaves_no_trace_after_loading():
+    def train(steps, prime):
+        p = parameter(3, 6)
+        optimizer = ng.GatedAdamW([p], lr=0.05, unit_dim=-1, pmen=ng.PMEN(tau=1e-3, every=2))
+        if prime:  # as distributed checkpointing does before it loads
+            from torch.distributed.checkpoint.state_dict import _init_optim_state
+
+            _init_optim_state(optimizer)
+            saved_p, saved = prime
+            p.data.copy_(saved_p)
+            optimizer.load_state_dict(saved)
+        for t in steps:
+            p.grad = wild(p.shape, t)
+            optimizer.step()
+        return p.detach().clone(), copy.deepcopy(optimizer.state_dict())
+
+    whole, _ = train(range(9), None)
+    resumed, _ = train(range(4, 9), train(range(4), None))
+    assert torch.equal(whole, resumed)
+
+
+def test_a_row_that_does_not_move_keeps_its_bits_and_the_others_move():
+    p = parameter(6, 50, dtype=torch.float32)
+    optimizer = ng.GatedAdamW([p], lr=0.01, unit_dim=-1, cap=0.1)
+    before = p.detach().clone()
+    p.grad = torch.randn(6, 50)
+    p.grad[::2] = 0
+    optimizer.step()
+    assert torch.equal(p.detach()[::2], before[::2])
+    assert (p.detach()[1::2] != before[1::2]).any(dim=-1).all()
+
+
+def test_a_candidate_that_is_exactly_zero_leaves_the_vector_where_it_was():
+    p = torch.nn.Parameter(torch.eye(3, dtype=F64))
+    optimizer = ng.GatedAdamW([p], lr=1.0, unit_dim=-1, weight_decay=1.0)
+    p.grad = torch.zeros(3, 3, dtype=F64)
+    optimizer.step()
+    assert torch.equal(p.detach(), torch.eye(3, dtype=F64))
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+def test_unit_rows_are_normalized_when_their_group_is_added():
+    p, q = parameter(4, 5), parameter(3, 5)
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1)
+    assert torch.equal(p.detach(), sphere.unit(parameter(4, 5).detach()))
+    optimizer.add_param_group(dict(params=[q], unit_dim=0))
+    torch.testing.assert_close(q.detach().norm(dim=0), torch.ones(5, dtype=F64))
+    assert not torch.allclose(q.detach().norm(dim=1), torch.ones(3, dtype=F64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64])
+def test_building_a_second_optimizer_on_trained_rows_changes_no_bit(dtype):
+    p = parameter(50, 600, dtype=dtype)
+    optimizer = ng.GatedAdamW([p], lr=0.05, unit_dim=-1)
+    for t in range(5):
+        p.grad = wild(p.shape, t, dtype)
+        optimizer.step()
+    before = p.detach().clone()
+    ng.GatedAdamW([p], lr=0.05, unit_dim=-1)
+    assert torch.equal(p.detach(), before)
+
+
+def test_without_a_unit_dim_the_geometry_is_ignored():
+    p, q = parameter(4, 5), parameter(4, 5)
+    a, b = ng.GatedAdamW([p], lr=0.1, pmen=ng.PMEN(), cap=0.001), ng.GatedAdamW([q], lr=0.1, tangent=False)
+    for t in range(5):
+        p.grad = wild(p.shape, t)
+        q.grad = p.grad.clone()
+        a.step(), b.step()
+    assert torch.equal(p.detach(), q.detach())
+
+
+BAD = {
+    "lr": [-1e-3, math.nan, math.inf, torch.tensor([1.0, 2.0])], "betas": [(1.0, 0.9), (0.9, -0.1), (0.9,), (0.9, math.nan)],
+    "eps_gate": [0.0, -1e-8], "eps_num": [-1e-14], "a": [0.0, -1.0, math.nan], "weight_decay": [-0.1], "decay": ["both"],
+    "cap": [-0.1, math.nan], "smgc": [True, dict(R=2)], "pmen": [10.0], "unit_dim": [2, -3, 1.0, True], "nonfinite": ["ignore"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, value", [(k, v) for k, values in BAD.items() for v in values], ids=lambda x: str(x)[:20])
+def test_a_bad_value_is_refused_by_name_and_changes_nothing(name, value):
+    p = parameter(2, 3)
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=name):
+        ng.GatedAdamW([p], **({"lr": 0.1, "unit_dim": -1} | {name: value}))
+    assert torch.equal(p.detach(), before)
+    if name != "nonfinite":  # the same as a group's own value
+        optimizer = ng.GatedAdamW([parameter(2, 3)], lr=0.1)
+        with pytest.raises(ValueError, match=name):
+            optimizer.add_param_group({"params": [p], "unit_dim": -1} | {name: value})
+        assert len(optimizer.param_groups) == 1 and torch.equal(p.detach(), before)
+
+
+def test_decay_eta_with_a_base_step_size_of_zero_is_refused():
+    with pytest.raises(ValueError, match="alpha"):
+        ng.GatedAdamW([parameter(2)], lr=0.0, decay="eta")
+    ng.GatedAdamW([dict(params=[parameter(2)], alpha=0.1)], lr=0.0, decay="eta")
+
+
+def test_a_zero_row_asked_to_be_unit_is_refused_with_its_name_and_place():
+    p = parameter(4, 5)
+    p.data[2] = 0
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=r"'embed'.*zero vector.*\[2\]"):
+        ng.GatedAdamW([("ok", parameter(2, 5)), ("embed", p)], lr=0.1, unit_dim=-1)
+    assert torch.equal(p.detach(), before)
+
+
+def test_complex_and_meta_parameters_are_refused():
+    with pytest.raises(ValueError, match="complex64"):
+        ng.GatedAdamW([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=0.1)
+    with pytest.raises(ValueError, match="meta"):
+        ng.GatedAdamW([torch.nn.Parameter(torch.empty(2, 2, device="meta"))], lr=0.1, unit_dim=-1)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def pair(**kwargs):
+    a, b = parameter(3, 4), parameter(5)
+    groups = [dict(params=[("rows", a)], unit_dim=-1, pmen=ng.PMEN()), dict(params=[("free", b)])]
+    return a, b, ng.GatedAdamW(groups, lr=0.1, **kwargs)
+
+
+def give(a, b, t, bad=None):
+    a.grad, b.grad = wild(a.shape, t), wild(b.shape, t)
+    if bad is not None:
+        b.grad[3] = bad
+
+
+def snapshot(optimizer):
+    return copy.deepcopy([p.detach() for g in optimizer.param_groups for p in g["params"]]), copy.deepcopy(
+        optimizer.state_dict()
+    )
+
+
+def same(x, y):
+    return all(map(torch.equal, x[0], y[0])) and str(x[1]) == str(y[1])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("good_steps", [0, 3])
+def test_a_nonfinite_gradient_raises_before_anything_changes_and_names_itself(bad, good_steps):
+    a, b, optimizer = pair()
+    for t in range(good_steps):
+        give(a, b, t)
+        optimizer.step()
+    before = snapshot(optimizer)
+    give(a, b, 9, bad)
+    with pytest.raises(ValueError, match=rf"'free'.*step {good_steps + 1}\b"):
+        optimizer.step()
+    assert same(snapshot(optimizer), before)
+
+
+def test_a_large_but_finite_gradient_whose_sum_overflows_is_no_error():
+    p = torch.nn.Parameter(torch.zeros(10))
+    optimizer = ng.GatedAdamW([p], lr=0.1)
+    p.grad = torch.full((10,), 1e38)
+    optimizer.step()
+
+
+def test_skip_leaves_the_step_out_and_counts_it():
+    a, b, optimizer = pair(nonfinite="skip")
+    c, d, clean = pair()
+    for t in range(6):
+        give(a, b, t, math.nan if t in (0, 3) else None)
+        optimizer.step()
+        if t not in (0, 3):
+            give(c, d, t)
+            clean.step()
+    assert optimizer.skipped == 2
+    assert torch.equal(a, c) and torch.equal(b, d) and int(optimizer.state[a]["step"]) == 4
+
+
+def test_off_lets_it_through():
+    a, b, optimizer = pair(nonfinite="off")
+    give(a, b, 0, math.nan)
+    optimizer.step()
+    assert b.detach()[3].isnan() and b.detach()[:3].isfinite().all()
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_with_a_flag_on_the_device_the_update_is_masked_and_the_error_comes_a_step_later(capturable):
+    a, b, optimizer = pair(capturable=capturable)
+    optimizer._watch.defer = True  # as on an accelerator
+    for t in range(2):
+        give(a, b, t)
+        optimizer.step()
+    before = snapshot(optimizer)
+    give(a, b, 2, math.nan)
+    optimizer.step()
+    assert torch.equal(a.detach(), before[0][0]) and torch.equal(b.detach(), before[0][1])
+    give(a, b, 3)
+    with pytest.raises(ValueError, match=r"'free'.*step 3\b"):
+        optimizer.step()
+    assert same(snapshot(optimizer), before)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_with_a_flag_on_the_device_skipping_equals_never_having_stepped(capturable):
+    a, b, optimizer = pair(nonfinite="skip", capturable=capturable, fused=False)
+    c, d, clean = pair(capturable=capturable, fused=False)
+    optimizer._watch.defer = True
+    for t in range(6):
+        give(a, b, t, math.inf if t in (2, 3, 5) else None)
+        optimizer.step()
+        if t not in (2, 3, 5):
+            give(c, d, t)
+            clean.step()
+    assert same(snapshot(optimizer), snapshot(clean)) and optimizer.skipped == 3
+
+
+def test_sparse_gradients_are_refused_with_the_way_out():
+    embedding = torch.nn.Embedding(5, 3, sparse=True)
+    optimizer = ng.GatedAdamW(embedding.named_parameters(), lr=0.1)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match=r"'weight' is sparse.*sparse=False"):
+        optimizer.step()
+
+
+def test_parameters_without_a_gradient_are_left_alone_and_counted_apart():
+    a, b, optimizer = pair()
+    before = b.detach().clone()
+    for t in range(3):
+        give(a, b, t)
+        b.grad = None
+        optimizer.step()
+    assert torch.equal(b.detach(), before) and b not in optimizer.state
+    give(a, b, 3)
+    optimizer.step()
+    assert (int(optimizer.state[a]["step"]), int(optimizer.state[b]["step"])) == (4, 1)
+
+
+def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned():
+    p = parameter(3)
+    optimizer = ng.GatedAdamW([p], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(20)]
+    assert losses[-1] < losses[0] and ng.GatedAdamW([p], lr=0.1).step() is None
+
+
+def test_maximize_is_descent_on_the_negative():
+    a, b = parameter(3, 4), parameter(3, 4)
+    up = ng.GatedAdamW([a], lr=0.1, unit_dim=-1, maximize=True, fused=False)
+    down = ng.GatedAdamW([b], lr=0.1, unit_dim=-1)
+    for t in range(5):
+        a.grad = wild(a.shape, t)
+        b.grad = -a.grad
+        up.step(), down.step()
+    assert torch.equal(a, b)
+
+
+def test_fused_true_says_why_it_cannot_and_changes_nothing():
+    a, b, optimizer = pair(fused=True)
+    give(a, b, 0)
+    with pytest.raises(ValueError, match=r"'rows' cannot take the fused kernel.*float64"):
+        optimizer.step()
+    assert not optimizer.state_dict()["state"]
+
+
+# ---- numbers that a schedule writes ----------------------------------------------------------------------------------
+
+
+def test_lr_and_cap_as_tensors_are_the_same_as_numbers():
+    def train(wrap):
+        p = parameter(3, 4)
+        optimizer = ng.GatedAdamW(
+            [p], lr=wrap(0.125), unit_dim=-1, cap=wrap(0.0625), pmen=ng.PMEN(), weight_decay=0.5, decay="eta"
+        )
+        for t in range(5):
+            p.grad = wild(p.shape, t)
+            optimizer.step()
+        return p.detach()
+
+    torch.testing.assert_close(train(lambda x: torch.tensor(x, dtype=F64)), train(float), rtol=0, atol=1e-15)
+    torch.testing.assert_close(train(lambda x: torch.tensor(x)), train(float), rtol=0, atol=1e-7)
+
+
+def test_torchs_schedulers_drive_it():
+    p = parameter(3)
+    optimizer = ng.GatedAdamW([p], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 5), torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)],
+        [5],
+    )
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # torch warns if it believes that the order of the two steps is wrong
+        for t in range(12):
+            p.grad = wild(p.shape, t)
+            optimizer.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+            scheduler.step()
+    assert rates[0] == pytest.approx(0.1) and max(rates) == pytest.approx(1.0) and rates[-1] < 0.5
+    cycle = torch.optim.lr_scheduler.OneCycleLR(ng.GatedAdamW([p], lr=1.0), max_lr=0.1, total_steps=10)
+    assert cycle.get_last_lr()[0] < 0.1
+
+
+# ---- state -----------------------------------------------------------------------------------------------------------
+
+
+def trained(steps, dtype=F64, start=None):
+    p, q = parameter(3, 4, dtype=dtype), parameter(5, dtype=dtype)
+    groups = [dict(params=[("p", p)], unit_dim=-1, pmen=ng.PMEN(tau=1e-4), cap=0.05), dict(params=[("q", q)], weight_decay=0.1)]
+    optimizer = ng.GatedAdamW(groups, lr=0.1, smgc=ng.SMGC(R=2.0, start=2))
+    if start is not None:
+        p.data.copy_(start[0]), q.data.copy_(start[1])
+        optimizer.load_state_dict(start[2])
+    for t in steps:
+        p.grad, q.grad = wild(p.shape, t, dtype), wild(q.shape, t, dtype)
+        optimizer.step()
+    return p.detach(), q.detach(), optimizer.state_dict(), optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64])
+def test_a_run_resumed_from_a_file_repeats_the_uninterrupted_one_to_the_bit(dtype):
+    whole = trained(range(10), dtype)
+    file = io.BytesIO()
+    torch.save(trained(range(5), dtype)[:3], file)
+    file.seek(0)
+    resumed = trained(range(5, 10), dtype, torch.load(file, weights_only=True))
+    assert torch.equal(whole[0], resumed[0]) and torch.equal(whole[1], resumed[1])
+    assert resumed[3].param_groups[0]["pmen"] == ng.PMEN(tau=1e-4) and resumed[3].param_groups[1]["smgc"] == ng.SMGC(
+        R=2.0, start=2
+    )
+    for p in resumed[3].state:
+        assert resumed[3].state[p]["exp_avg"].dtype == (F64 if dtype == F64 else torch.float32)
+
+
+def test_the_state_has_torchs_names_and_a_state_of_torchs_adamw_can_be_loaded():
+    p = parameter(3, 4, dtype=torch.float32)
+    theirs = torch.optim.AdamW([p], lr=0.01, betas=(0.9, 0.95), weight_decay=0.2)
+    for t in range(4):
+        p.grad = wild(p.shape, t, torch.float32)
+        theirs.step()
+    mine = ng.GatedAdamW([p], lr=0.5, a=0.25, smgc=ng.SMGC())
+    mine.load_state_dict(theirs.state_dict())
+    group = mine.param_groups[0]
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (0.01, (0.9, 0.95), 0.2)
+    assert (group["a"], group["smgc"]) == (0.25, ng.SMGC())
+    assert mine.state[p].keys() == theirs.state[p].keys()
+    mine.step()
+    assert int(mine.state[p]["step"]) == 5
+
+
+def test_a_state_of_another_model_is_refused_as_torch_refuses_it():
+    with pytest.raises(ValueError, match="parameter group"):
+        ng.GatedAdamW([parameter(2)], lr=0.1).load_state_dict(trained([])[2])
+
+
+def test_it_can_be_copied_and_pickled_in_the_middle_of_training():
+    for clone in (copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+        *_, optimizer = trained(range(3))
+        again = clone(optimizer)
+        assert again.nonfinite == "raise" and again.param_groups[0]["pmen"] == ng.PMEN(tau=1e-4)
+        for one in (optimizer, again):
+            for p in (p for g in one.param_groups for p in g["params"]):
+                p.grad = wild(p.shape, 3)
+            one.step()
+        for g, h in zip(optimizer.param_groups, again.param_groups):
+            assert all(map(torch.equal, g["params"], h["params"]))
+
+
+def test_the_counter_is_float32_whatever_the_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        p = torch.nn.Parameter(torch.zeros(2))
+        optimizer = ng.GatedAdamW([p], lr=0.1)
+        p.grad = torch.ones(2)
+        optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert optimizer.state[p]["step"].dtype == torch.float32
+
+
+# ---- diagnostics -----------------------------------------------------------------------------------------------------
+
+
+def test_diagnostics_report_what_happened():
+    p, q = parameter(4, 8), parameter(6)
+    groups = [
+        dict(params=[p], unit_dim=-1, pmen=ng.PMEN(tau=0.0), cap=0.02, name="rows"),
+        dict(params=[q], smgc=ng.SMGC(R=1.0, start=1)),
+    ]
+    optimizer = ng.GatedAdamW(groups, lr=0.1)
+    optimizer.diagnostics = Diagnostics()
+    p.grad, q.grad = torch.randn(4, 8, dtype=F64), torch.full((6,), 1e-9, dtype=F64)
+    p.grad[0] = 0  # one row without gradient: 8 coordinates, all of them perturbed
+    q.grad[:2] = 0
+    before = p.detach().clone()
+    optimizer.step()
+    q.grad = torch.full((6,), 5e-9, dtype=F64)  # grows: clipped, except where there is no history (there too: the floor)
+    rows, free = optimizer.diagnostics.last
+    moved = sphere.angle(before, p.detach() - before)
+    assert (rows["step"], rows["name"], rows["coordinates"], free["name"]) == (1, "rows", 32, "1")
+    assert rows["perturbed"] == 8 and rows["zero_gradient"] == 8 and rows["zero_gradient_per_d"] == 1
+    assert free["zero_gradient"] == 2 and free["zero_gradient_per_d"] is None
+    assert rows["never"] == 8 / 32 and free["never"] == pytest.approx(2 / 6)
+    assert rows["angle_max"] == pytest.approx(float(moved.max())) and rows["angle_mean"] == pytest.approx(float(moved.mean()))
+    assert rows["capped"] == float((moved > 0.02 - 1e-9).double().mean()) > 0
+    d = optimizer.state[q]["exp_avg_sq"].div(1 - 0.975).sqrt() + 1e-14
+    assert free["mean_gate"] == pytest.approx(float(ng.gate(d).mean())) and free["below_gate"] == 1
+    assert sum(free["histogram"]) == 4 and free["clipped"] == 0
+    edges = optimizer.diagnostics.edges
+    where = free["histogram"].index(4)
+    assert edges[where - 1] <= -9 <= edges[where]
+    optimizer.step()
+    assert optimizer.diagnostics.last[1]["clipped"] == 1 and optimizer.diagnostics.last[1]["step"] == 2
+    assert len(optimizer.diagnostics.records) == 4
+
+
+def test_diagnostics_change_nothing_and_look_only_every_nth_step():
+    def train(diagnostics, dtype=torch.float32):
+        p = parameter(4, 8, dtype=dtype)
+        optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1, pmen=ng.PMEN(), fused=False)
+        optimizer.diagnostics = diagnostics
+        for t in range(7):
+            p.grad = wild(p.shape, t, dtype)
+            optimizer.step()
+        return p.detach()
+
+    looked = Diagnostics(every=3, keep=2)
+    assert torch.equal(train(looked), train(None))
+    assert [r["step"] for r in looked.records] == [4, 7]
+    with pytest.raises(ValueError, match="every"):
+        Diagnostics(every=0)
