@@ -106,7 +106,7 @@ def name_of(path: Path, tree: dict) -> str:
     return ".".join(map(str, path))
 
 
-def _given(arrays: Arrays) -> dict:
+def given(arrays: Arrays) -> dict:
     """What the figure's function is handed: single numbers as floats."""
     return {key: float(value) if value.ndim == 0 else value for key, value in arrays.items()}
 
@@ -127,7 +127,7 @@ def probe(draw: Callable[[dict], go.Figure], arrays: Arrays) -> list[Binding]:
     """The bindings of a figure that a function draws."""
     marked = _marked(arrays)
     origin = {x: (key, i) for key, value in marked.items() for i, x in enumerate(value.reshape(-1).tolist())}
-    tree = tree_of(draw(_given(marked)))
+    tree = tree_of(draw(given(marked)))
     bindings = []
     for path, leaf in walk(tree):
         found = numeric(leaf)
@@ -146,7 +146,7 @@ def probe(draw: Callable[[dict], go.Figure], arrays: Arrays) -> list[Binding]:
 
 def check(draw: Callable[[dict], go.Figure], arrays: Arrays, bindings: list[Binding], base: dict) -> None:
     """Refuse a figure that computes: drawn from other arrays, it must differ from ``base`` in its bound leaves alone."""
-    tree = tree_of(draw(_given(arrays)))
+    tree = tree_of(draw(given(arrays)))
     bound = {b.path: b for b in bindings}
     before = dict(walk(base))
     for path, leaf in walk(tree):
@@ -163,6 +163,18 @@ def check(draw: Callable[[dict], go.Figure], arrays: Arrays, bindings: list[Bind
                 "of one). A page without Python cannot compute it: compute it in the function and let the figure only draw. "
                 'A text takes numbers as "{name:.2f}" (a plain string, not an f-string).'
             )
+
+
+def on_log_axis(path: Path, tree: dict) -> bool:
+    """Is this leaf drawn along a logarithmic axis?"""
+    if path[0] != "data" or path[2] not in ("x", "y", "z"):
+        return False
+    trace, layout, letter = tree["data"][path[1]], tree["layout"], path[2]
+    if trace["type"] in ("scatter3d", "surface"):
+        axis = layout.get(trace.get("scene", "scene"), {}).get(f"{letter}axis", {})
+    else:
+        axis = layout.get(f"{letter}axis" + trace.get(f"{letter}axis", letter)[1:], {})
+    return axis.get("type") == "log"
 
 
 def from_dict(bind: Mapping[str, str], figure: go.Figure, arrays: Arrays) -> list[Binding]:
@@ -197,10 +209,17 @@ def parse_template(text: str, names: set[str]) -> list | None:
         if name not in names:
             continue
         if not _FORMAT.fullmatch(spec):
-            raise ValueError(f"The format {spec!r} in {text!r} is not one that the page can follow: use .2f, .1e, .3g, .0%, d or ','.")
+            raise ValueError(f"The page cannot follow the format {spec!r} in {text!r}: use .2f, .1e, .3g, .0%, d or ,d.")
         parts += [text[end : match.start()], [name, spec]]
         end = match.end()
     return [*parts, text[end:]] if parts else None
+
+
+def put(tree, path: Path, value) -> None:
+    """Set one leaf of a figure (a plotly figure or plain dicts and lists)."""
+    for step in path[:-1]:
+        tree = tree[step]
+    tree[path[-1]] = value
 
 
 def fill(parts: list, values: Mapping[str, float | str]) -> str:

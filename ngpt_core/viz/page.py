@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from plotly.offline import get_plotlyjs_version
 
 from . import binding
 from .grid import pack
+from .slider import Slider
 from .svg import to_svg
 from .theme import TEMPLATE, styled
 
@@ -76,7 +78,7 @@ def figure_spec(tree: dict, bound: Sequence[binding.Path] = ()) -> dict:
 
 
 def _put(tree: dict, path: binding.Path, leaf) -> None:
-    for step, following in zip(path, path[1:]):
+    for step, following in pairwise(path):
         if isinstance(tree, list):
             while len(tree) <= step:
                 tree.append([] if isinstance(following, int) else {})
@@ -101,21 +103,21 @@ def script(book: bool = False) -> str:
     return re.sub(r"^\s*(//.*)?\n", "", source, flags=re.MULTILINE) if not book else source
 
 
-def panel(ident: str, params: Mapping, readouts: int) -> str:
+def panel(ident: str, params: Mapping[str, Slider], readouts: int) -> str:
     """The sliders, shown once they can move: native range inputs, each tied to its label and to the text of its value."""
     rows = []
     for i, (name, p) in enumerate(params.items()):
         about = f'<span class="ngx-about">{html.escape(p.about)}</span>' if p.about else ""
-        text = html.escape(p.texts[p.index])
+        tied, shown, symbol = f"{ident}-{i}", html.escape(p.texts[p.index]), p.label or html.escape(name)
         rows.append(
-            f'<div class="ngx-row"><label for="{ident}-{i}"><span class="ngx-symbol">{p.label or html.escape(name)}</span>{about}</label>'
-            f'<input type="range" id="{ident}-{i}" min="0" max="{len(p.values) - 1}" step="1" value="{p.index}" aria-valuetext="{text}" '
-            f'autocomplete="off"><output for="{ident}-{i}">{text}</output></div>'
+            f'<div class="ngx-row"><label for="{tied}"><span class="ngx-symbol">{symbol}</span>{about}</label>'
+            f'<input type="range" id="{tied}" min="0" max="{len(p.values) - 1}" step="1" value="{p.index}" '
+            f'aria-valuetext="{shown}" autocomplete="off"><output for="{tied}">{shown}</output></div>'
         )
-    told = "".join('<span class="ngx-told"></span>' for _ in range(readouts))
+    told = '<span class="ngx-told"></span>' * readouts
     return (
-        f'<div class="ngx-panel" hidden>{"".join(rows)}<div class="ngx-foot"><div class="ngx-readout" role="status">{told}</div>'
-        '<button type="button" class="ngx-reset">Reset</button></div></div>'
+        f'<div class="ngx-panel" hidden>{"".join(rows)}<div class="ngx-foot">'
+        f'<div class="ngx-readout" role="status">{told}</div><button type="button" class="ngx-reset">Reset</button></div></div>'
     )
 
 

@@ -21,18 +21,22 @@ DIVERGING = [[0.0, COLORS["blue"]], [0.5, "#d9dbe0"], [1.0, COLORS["red"]]]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
+INK = "#6f7785"  # text and lines where no page tells its own colour (live widgets): read on white and on black
+LINES = {"gridcolor": "rgba(127,135,148,0.2)", "linecolor": "rgba(127,135,148,0.7)", "zerolinecolor": "rgba(127,135,148,0.5)"}
+
+
 def _axis() -> dict:
-    return {"showline": True, "ticks": "outside", "ticklen": 4, "zeroline": False, "automargin": True, "title": {"standoff": 8},
-            "exponentformat": "power"}
+    look = {"showline": True, "ticks": "outside", "ticklen": 4, "zeroline": False, "exponentformat": "power"}
+    return {**look, "automargin": True, "title": {"standoff": 8}, **LINES}
 
 
 def _scene_axis() -> dict:
-    return {"showbackground": False, "zeroline": False, "showspikes": False}
+    return {"showbackground": False, "zeroline": False, "showspikes": False, **LINES}
 
 
 def _template() -> go.layout.Template:
     layout = {
-        "font": {"family": FONT, "size": 13},
+        "font": {"family": FONT, "size": 13, "color": INK},
         "colorway": [color for name, color in COLORS.items() if name != "grey"],
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",

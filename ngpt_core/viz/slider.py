@@ -1,0 +1,83 @@
+"""Which values can a reader give to a parameter, and how are they written?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Slider:
+    """One parameter: its values, and how it is shown.
+
+    >>> Slider((0, 1, 5)).values
+    (0.0, 0.25, 0.5, 0.75, 1.0)
+    >>> Slider((2, 32, 5), log=True, default=8, label="d").values
+    (2, 4, 8, 16, 32)
+    >>> Slider(["linear", "cosine"]).texts
+    ('linear', 'cosine')
+    """
+
+    values: Sequence
+    """A tuple (start, stop, n) for n evenly spaced values, or a list of the values themselves (texts are allowed)."""
+    default: float | int | str | None = None
+    """One of the values; the middle one where it is left out."""
+    label: str = ""
+    """The paper's symbol, as HTML ("α", "s<sub>z</sub>"); the parameter's name where it is left out."""
+    about: str = ""
+    """A word or two beside the symbol ("step size")."""
+    unit: str = ""
+    """What follows the number, with its space if it wants one ("°", " steps")."""
+    log: bool = False
+    """Evenly spaced in the logarithm (only for start, stop, n)."""
+    format: str = ""
+    """A Python format for the shown value, as ".2f"; as many digits as keep the values apart where it is left out."""
+
+    def __post_init__(self):
+        values = self._spread() if isinstance(self.values, tuple) else tuple(map(_plain, self.values))
+        object.__setattr__(self, "values", values)
+        if len(self.values) < 2 or len(set(self.values)) < len(self.values):
+            raise ValueError(f"A slider needs at least two different values, got {list(self.values)}.")
+        default = self.values[len(self.values) // 2] if self.default is None else self.default
+        near = [v for v in self.values if v == default or _close(v, default)]
+        if not near:
+            raise ValueError(f"default={default!r} is not one of the slider's values {list(self.values)}.")
+        object.__setattr__(self, "default", near[0])
+
+    def _spread(self) -> tuple:
+        if len(self.values) != 3 or not isinstance(self.values[2], int):
+            raise ValueError(f"A tuple means (start, stop, number of values), got {self.values}; single values come as a list.")
+        start, stop, n = self.values
+        if self.log and min(start, stop) <= 0:
+            raise ValueError(f"A logarithmic slider runs between positive numbers, got {start} to {stop}.")
+        points = [float(f"{x:.12g}") for x in (np.geomspace if self.log else np.linspace)(start, stop, n)]
+        whole = isinstance(start, int) and isinstance(stop, int) and all(x.is_integer() for x in points)
+        return tuple(int(x) if whole else x for x in points)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The values as they are shown, unit included."""
+        form = self.format or self._format()
+        return tuple(v if isinstance(v, str) else format(v, form) + self.unit for v in self.values)
+
+    def _format(self) -> str:
+        numbers = [v for v in self.values if not isinstance(v, str)]
+        if all(isinstance(v, int) for v in numbers):
+            return "d"
+        for digits in range(3, 17):  # as few as keep the values apart
+            if len({format(v, f".{digits}g") for v in numbers}) == len(numbers):
+                break
+        return f".{digits}g"
+
+    @property
+    def index(self) -> int:
+        return self.values.index(self.default)
+
+
+def _plain(value):
+    """numpy's and torch's numbers as Python's own."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _close(a, b) -> bool:
+    return not isinstance(a, str) and not isinstance(b, str) and abs(a - b) <= 1e-9 * max(abs(a), abs(b))
