@@ -1,0 +1,374 @@
+/* What does one optimizer step cost when every number is read once? The whole of algorithm.py, one row at a time.
+
+A row of w, g, m, v comes from memory once and goes back once, as in a fused AdamW; what the recipe adds happens while the row
+is in the cache. Three sweeps over it:
+    1. <w,w> and <w,g>, for the tangent projection;
+    2. projection, SMGC, moments, gate: the direction z goes to a row buffer, with <w,z> and <z,z> (and PMEN, if it asks);
+    3. w <- A w + B z, where the numbers A and B hold the step, weight decay, the angular cap and Norm at once.
+
+No torch header and no runtime library: a C interface that fused_cpu.py calls. The vectors are the compiler's own (GCC, Clang).
+
+Symbols: those of algorithm.py. Also
+    z       the displacement without its scale: delta = step z - decay w, step = -lr / (1 - beta1^t)
+    x       the gradient after projection and SMGC
+    u       the part of delta that is tangent to w
+*/
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <system_error>
+#include <thread>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+constexpr int LINE = 16;                                      // floats in a cache line
+constexpr int UNROLL = LANES * 2 > LINE ? 2 : LINE / LANES;   // independent sums: an addition waits for the one before it
+constexpr long BLOCK = 1024;                                  // coordinates that float sums may hold
+constexpr long CHUNK = 32768;                                 // coordinates that a thread takes at a time
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t mask __attribute__((vector_size(4 * LANES)));
+typedef uint32_t word __attribute__((vector_size(4 * LANES)));
+
+static inline vec root(vec x) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_sqrt_ps((__m512)x);
+#elif defined(__AVX__)
+    return (vec)_mm256_sqrt_ps((__m256)x);
+#elif defined(__x86_64__)
+    return (vec)_mm_sqrt_ps((__m128)x);
+#else
+    for (int l = 0; l < LANES; l++) x[l] = std::sqrt(x[l]);
+    return x;
+#endif
+}
+
+static inline bool any(mask x) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
+#elif defined(__AVX__)
+    return _mm256_movemask_ps((__m256)x) != 0;
+#elif defined(__x86_64__)
+    return _mm_movemask_ps((__m128)x) != 0;
+#else
+    int32_t bits = 0;
+    for (int l = 0; l < LANES; l++) bits |= x[l];
+    return bits != 0;
+#endif
+}
+
+static inline vec all(float x) { return vec{} + x; }
+static inline vec least(vec a, vec b) { return a < b ? a : b; }
+static inline vec most(vec a, vec b) { return a > b ? a : b; }
+
+/* x^p for x >= 0, to a few rounding errors: x = 2^e m with m in [sqrt(1/2), sqrt(2)), then 2^(p e + p log2 m). */
+static inline vec power(vec x, float p) {
+    const mask e = ((mask)x - 0x3F3504F3) >> 23;
+    const vec m = (vec)((mask)x - (e << 23)), r = (m - 1) / (m + 1), rr = r * r;
+    const vec log2m = r * (2.88539008f + rr * (0.961796694f + rr * (0.577078016f + rr * (0.412198583f + rr * 0.320598898f))));
+    const float high = (float)(int32_t)(p * 4096) / 4096, magic = 12582912;  // high e is exact; adding magic rounds
+    const vec E = __builtin_convertvector(e, vec), whole = (high * E + magic) - magic;
+    const vec rest = (high * E - whole) + ((p - high) * E + p * log2m), more = (rest + magic) - magic, f = (rest - more) * 0.693147181f;
+    const vec exp = 1 + f * (1 + f * (0.5f + f * (1 / 6.f + f * (1 / 24.f + f * (1 / 120.f + f * (1 / 720.f + f * (1 / 5040.f)))))));
+    const vec n = whole + more;
+    const vec y = exp * (vec)((__builtin_convertvector(most(least(n, all(127)), all(-126)), mask) + 127) << 23);
+    const float infinite = std::numeric_limits<float>::infinity();
+    return x == 0 ? all(p > 0 ? 0 : infinite) : n > 127 ? all(infinite) : n < -126 ? vec{} : y;
+}
+
+/* A sum over a row: float lanes within a BLOCK, double beyond it, so that long rows lose no digits. */
+struct Sum {
+    vec lanes[UNROLL] = {};
+    double total = 0;
+    inline __attribute__((always_inline)) void flush() {
+        vec s = lanes[0];
+        for (int u = 1; u < UNROLL; u++) s += lanes[u];
+        double t[LANES];
+        for (int l = 0; l < LANES; l++) t[l] = s[l];
+        for (int half = LANES / 2; half; half /= 2)
+            for (int l = 0; l < half; l++) t[l] += t[l + half];
+        total += t[0];
+        for (int u = 0; u < UNROLL; u++) lanes[u] = vec{};
+    }
+};
+
+/* A whole vector, or the rest of a row: what is not there reads as `fill`, is not written, and is zero after `take`. */
+struct Whole {
+    static vec load(const float* p, float = 0) { vec x; std::memcpy(&x, p, sizeof x); return x; }
+    static void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }
+    static vec take(vec x) { return x; }
+};
+struct Rest {
+    long n;
+    vec load(const float* p, float fill = 0) const { vec x = all(fill); std::memcpy(&x, p, 4 * n); return x; }
+    void store(float* p, vec x) const { std::memcpy(p, &x, 4 * n); }
+    vec take(vec x) const { return load((const float*)&x); }
+};
+
+/* body(i, slot, at): once for every vector of a row; `slot` says which lanes of the sums it adds to. */
+template <class Body, class... Sums> static inline __attribute__((always_inline)) void sweep(long n, Body body, Sums&... sums) {
+    for (long i = 0; i < n;) {
+        const long end = std::min(n, i + BLOCK);
+        for (; i + UNROLL * LANES <= end; i += UNROLL * LANES) {
+#pragma GCC unroll 8
+            for (int u = 0; u < UNROLL; u++) body(i + u * LANES, u, Whole{});
+        }
+        for (; i + LANES <= end; i += LANES) body(i, 0, Whole{});
+        if (i < end) body(i, 0, Rest{end - i});
+        i = end;
+        (sums.flush(), ...);
+    }
+}
+
+extern "C" {
+struct Rule {  // one group at one step; fused_cpu.py has the same list
+    double lr, decay, beta1, beta2, eps_gate, eps_num, a, cap, tau, b;
+    int32_t unit, tangent, maximize, bf16, smooth;
+};
+struct Job {  // one tensor, seen as rows of d coordinates (d = 1, if it is not unit)
+    void* w;
+    const void* g;
+    float *m, *v;
+    int64_t rows, d;
+    uint64_t offset;                  // PMEN: index of the first coordinate in the full tensor
+    double bc1, bc2;                  // 1 - beta1^t, 1 - beta2^t
+    double clip, floor;               // SMGC: C_R (infinite: off) and sqrt(1 - beta2^k) s_min
+    double noise;                     // PMEN: lambda_noise c (0: off)
+    uint32_t key, t;
+};
+}
+
+enum Gate { HALF, ONE, POWER };  // a = 1/2 and eps_num > 0; a = 1; any other
+
+/* Sweep 2 for one vector: moments in place, the direction z returned. The same for a row and for coordinates. */
+template <Gate gate> struct Moments {
+    float rest1, beta2, rest2, clip, floor, clip2, floor2, root2, eps_num, eps_gate, root_gate, one_a;
+
+    Moments(const Rule& r, const Job& j)
+        : rest1(1 - r.beta1), beta2(r.beta2), rest2(1 - r.beta2), clip(j.clip),
+          floor(j.floor), clip2(0.999999 * j.clip * j.clip), floor2(j.floor * j.floor), root2(1 / std::sqrt(j.bc2)),
+          eps_num(r.eps_num), eps_gate(r.eps_gate), root_gate(std::sqrt(r.eps_gate)), one_a(1 - r.a) {}
+
+    template <class At> inline __attribute__((always_inline)) vec operator()(vec x, float* m, float* v, At at, vec& least_v) const {
+        vec v0 = at.load(v, 1e30f);  // lanes beyond the row: never clipped, never the smallest
+        vec xx = x * x, bound2 = clip2 * most(v0, all(floor2));
+        if (__builtin_expect(any(xx >= bound2), 0)) {  // app. C; the square root only where a coordinate may ask
+            vec bound = clip * most(root(v0), all(floor));
+            x = most(least(x, bound), -bound);
+            xx = x * x;
+        }
+        vec m0 = at.load(m), m1 = rest1 * (x - m0) + m0;  // alg. 1, line 4
+        vec v1 = beta2 * v0 + rest2 * xx;                 // alg. 1, line 5
+        at.store(m, m1);
+        at.store(v, v1);
+        least_v = least(least_v, v1);
+        vec d = root(v1) * root2 + eps_num, whole;  // alg. 1, lines 7 and 8; app. A: d + eps_gate (d / eps_gate)^(1-a)
+        if constexpr (gate == ONE) {
+            whole = d + eps_gate;
+        } else if constexpr (gate == HALF) {
+            whole = root(d) * root_gate + d;
+        } else {
+            whole = power(d * (1 / eps_gate), one_a) * eps_gate + d;
+        }
+        if constexpr (gate == POWER) return whole > 0 ? m1 / whole : vec{};  // at d = 0 the limit
+        return m1 / whole;
+    }
+};
+
+template <class Word> static inline Word mix(Word x) {
+    x ^= x >> 16;
+    x *= 0x7FEB352Du;
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
+
+/* PMEN (app. D): z += scale psi(sqrt(v)) xi; with <w,z> and <z,z> anew. Only for rows in which some coordinate asks. */
+static void perturb(const Rule& r, const Job& j, uint64_t index, const float* w, const float* v, float* z, double& wz, double& zz) {
+    const uint32_t k = mix(j.key ^ mix(j.t)), low = (uint32_t)index, high = (uint32_t)(index >> 32);
+    const float scale = -j.noise * j.bc1, tau = r.tau, b = r.b;  // z is multiplied by -lr / bc1
+    word lane;
+    for (int l = 0; l < LANES; l++) lane[l] = l;
+    Sum p, q;
+    sweep(j.d, [&](long i, int u, auto at) {
+        const word lo = lane + (low + (uint32_t)i);
+        const word hi = (word)(lo < low ? word{} + 1 : word{}) + high;                      // i < 2^32: at most one carry
+        const vec xi = (mix(mix(lo ^ k) ^ hi) >> 31) == 0 ? all(scale) : all(-scale);       // eq. xi
+        const vec s = root(at.load(v + i, 1e30f));
+        const vec psi = r.smooth ? 1 / (1 + power(s / tau, b)) : s <= tau ? all(1) : vec{};  // eqs. psi_b, psi_step
+        const vec x = at.load(z + i) + psi * xi;
+        at.store(z + i, x);
+        p.lanes[u] += at.load(w + i) * x;
+        q.lanes[u] += at.take(x * x);
+    }, p, q);
+    wz = p.total, zz = q.total;
+}
+
+struct Cap {
+    double cos, sin;
+    explicit Cap(double angle) : cos(std::cos(std::min(angle, M_PI))), sin(std::sin(std::min(angle, M_PI))) {}
+};
+
+/* One unit row. False: it did not move, and w keeps its bits. `ahead`, `ahead_w`: how far the next row is, for prefetching. */
+template <Gate gate>
+static bool row_step(const Rule& r, const Job& j, Cap cap, float* w, const float* g, float* m, float* v, float* z, uint64_t index,
+                     long ahead, long ahead_w) {
+    const long n = j.d;
+    Sum square, product;
+    sweep(n, [&](long i, int u, auto at) {
+        vec x = at.load(w + i);
+        square.lanes[u] += x * x;
+        product.lanes[u] += x * at.load(g + i);
+    }, square, product);
+    const double ww = square.total;
+    const float sign = r.maximize ? -1 : 1, radial = r.tangent ? sign * product.total / std::max(ww, 1e-12) : 0;
+
+    const Moments<gate> moments(r, j);
+    Sum p, q;
+    vec least_v = all(std::numeric_limits<float>::max());
+    sweep(n, [&](long i, int u, auto at) {
+        if (u * LANES % LINE == 0) {  // the next row comes while the square roots of this one are busy
+            __builtin_prefetch(w + ahead_w + i, 1);
+            __builtin_prefetch(g + ahead_w + i, 0);
+            __builtin_prefetch(m + ahead + i, 1);
+            __builtin_prefetch(v + ahead + i, 1);
+        }
+        vec y = at.load(w + i);
+        vec direction = moments(sign * at.load(g + i) - radial * y, m + i, v + i, at, least_v);  // app. B
+        at.store(z + i, direction);
+        p.lanes[u] += y * direction;
+        q.lanes[u] += direction * direction;
+    }, p, q);
+    double wz = p.total, zz = q.total;
+
+    float smallest = least_v[0];
+    for (int l = 1; l < LANES; l++) smallest = std::min(smallest, least_v[l]);
+    if (j.noise != 0 && (r.smooth || std::sqrt(smallest) <= (float)r.tau)) perturb(r, j, index, w, v, z, wz, zz);
+
+    const double step = -r.lr / j.bc1;
+    if ((step == 0 || zz == 0) && r.decay == 0) return false;
+    // The candidate w + step z - decay w, seen from w: `across` = ||u||, `along` = its component along w / ||w||.
+    const double norm = std::sqrt(ww), k = wz / ww;
+    double uu = zz - wz * k;
+    if (uu < 0.01 * zz) {  // z is nearly radial: the difference has lost its digits
+        Sum square;
+        const float k32 = k;
+        sweep(n, [&](long i, int u, auto at) {
+            vec x = at.load(z + i) - k32 * at.load(w + i);
+            square.lanes[u] += x * x;
+        }, square);
+        uu = square.total;
+    }
+    const double across = std::fabs(step) * std::sqrt(uu), along = norm * (1 + step * k - r.decay);
+    const double length = std::sqrt(across * across + along * along);
+    if (length == 0) return false;  // a candidate of zero has no direction
+    double A = (1 - r.decay) / length, B = step / length;  // Norm
+    const double moved2 = step * step * zz - 2 * step * r.decay * wz + r.decay * r.decay * ww;
+    const double rounding = 4 * std::numeric_limits<float>::epsilon();
+    if (r.cap >= 0 && across * across > rounding * rounding * moved2 && across * cap.cos > along * cap.sin) {
+        B = step * cap.sin / across;  // phi > theta_max, both in [0, pi]: the point at theta_max in the same direction
+        A = cap.cos / norm - B * k;   // section 2.3, ASC
+    }
+    const float A32 = A, B32 = B;
+    sweep(n, [&](long i, int, auto at) { at.store(w + i, A32 * at.load(w + i) + B32 * at.load(z + i)); });
+    return true;
+}
+
+/* Coordinates without geometry: algorithm 1 and SMGC. */
+template <Gate gate> static void flat_step(const Rule& r, const Job& j, long n, float* w, const float* g, float* m, float* v) {
+    const Moments<gate> moments(r, j);
+    const float step = -r.lr / j.bc1, decay = r.decay, sign = r.maximize ? -1 : 1;
+    vec unused = {};
+    sweep(n, [&](long i, int, auto at) {
+        vec y = at.load(w + i);
+        vec delta = step * moments(sign * at.load(g + i), m + i, v + i, at, unused) - decay * y;
+        at.store(w + i, delta == 0 ? y : y + delta);  // adding a zero would turn -0.0 into 0.0
+    });
+}
+
+/* bfloat16 is the upper half of a float; back with rounding to the nearest, ties to even, NaN kept. */
+static void widen(const uint16_t* from, float* to, long n) {
+    for (long i = 0; i < n; i++) {
+        const uint32_t bits = (uint32_t)from[i] << 16;
+        std::memcpy(to + i, &bits, 4);
+    }
+}
+static void narrow(const float* from, uint16_t* to, long n) {
+    for (long i = 0; i < n; i++) {
+        uint32_t bits;
+        std::memcpy(&bits, from + i, 4);
+        const uint32_t even = (bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16;
+        to[i] = from[i] == from[i] ? even : 0x7FC0u;
+    }
+}
+
+/* Rows [first, last) of a unit tensor; coordinates [first, last) of another. */
+template <Gate gate> static void part(const Rule& r, const Job& j, long first, long last, std::vector<float>& buffer) {
+    const long d = r.unit ? j.d : last - first;  // what is one row here
+    buffer.resize(3 * d);
+    float *z = buffer.data(), *w32 = z + d, *g32 = w32 + d;
+    const Cap cap(r.cap);
+    for (long row = first; row < last; row += r.unit ? 1 : last - first) {
+        const long at = r.unit ? row * d : first, ahead = r.unit && row + 1 < j.rows ? d : 0;
+        float *w = (float*)j.w + at, *m = j.m + at, *v = j.v + at;
+        const float* g = (const float*)j.g + at;
+        uint16_t* half = (uint16_t*)j.w + at;
+        if (r.bf16) {
+            widen(half, w = w32, d);
+            widen((const uint16_t*)j.g + at, g32, d);
+            g = g32;
+        }
+        bool moved = true;
+        if (r.unit)
+            moved = row_step<gate>(r, j, cap, w, g, m, v, z, j.offset + at, ahead, r.bf16 ? 0 : ahead);
+        else
+            flat_step<gate>(r, j, d, w, g, m, v);
+        if (r.bf16 && moved) narrow(w, half, d);
+    }
+}
+
+/* work(i) for i in [0, total) on several threads of our own: a second OpenMP runtime beside torch's would fight with it. */
+template <class Work> static void share(long total, int threads, Work work) {
+    std::atomic<long> next{0};
+    auto loop = [&] {
+        std::vector<float> buffer;
+        for (long i; (i = next++) < total;) work(i, buffer);
+    };
+    std::vector<std::thread> others;
+    try {
+        for (long n = std::min<long>(threads, total); n > 1; n--) others.emplace_back(loop);
+    } catch (const std::system_error&) {
+    }  // no more threads to be had: those that run take all the work
+    loop();
+    for (auto& thread : others) thread.join();
+}
+
+/* A tensor cut into pieces of about CHUNK coordinates: rows [first, last) of it. */
+struct Piece {
+    long job, first, last;
+};
+static void cut(std::vector<Piece>& pieces, long job, long rows, long d) {
+    const long each = std::max(1L, CHUNK / std::max(1L, d));
+    for (long i = 0; i < rows; i += each) pieces.push_back({job, i, std::min(rows, i + each)});
+}
+
+extern "C" void ngpt_step(const Rule* r, const Job* jobs, int64_t count, int32_t threads) {
+    std::vector<Piece> pieces;
+    for (long j = 0; j < count; j++) cut(pieces, j, jobs[j].rows, jobs[j].d);
+    auto run = r->a == 0.5 && r->eps_num > 0 ? part<HALF> : r->a == 1 ? part<ONE> : part<POWER>;
+    share(pieces.size(), threads, [&](long i, std::vector<float>& buffer) {
+        run(*r, jobs[pieces[i].job], pieces[i].first, pieces[i].last, buffer);
+    });
+}
