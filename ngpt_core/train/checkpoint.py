@@ -1,0 +1,197 @@
+"""How does a run survive: a crash, a kill, a full disk, another number of ranks?
+
+A checkpoint is a folder ``checkpoints/step-00000100``:
+    *.distcp, .metadata    tensors, by PyTorch's Distributed Checkpoint: each rank writes its parts, any number of ranks reads
+                           model.NAME                   parameters and router biases
+                           optimizer.KEY.NAME           the optimizer's state of a parameter
+    rng-00000.pt           the random state of a rank
+    state.json             format version, step, schedule, position in the data, both configs
+
+It is written under another name (``.step-00000100``), forced to the disk, and renamed: a folder called ``step-...`` is whole. A
+crash in the middle leaves the last good one; the remains are removed by the next save.
+"""
+
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from .files import read_json, sync, write_json
+from .parallel import World
+
+# One process is a legitimate number of processes.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+__all__ = ["FORMAT", "Checkpoints", "load_model", "newest"]
+
+FORMAT = 1
+STATE = "state.json"
+
+
+def _steps(folder: Path) -> dict[int, Path]:
+    """The whole checkpoints of a run, by step."""
+    found = {
+        int(m[1]): p for p in folder.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name)) and (p / STATE).is_file()
+    }
+    return dict(sorted(found.items()))
+
+
+def newest(run: Path | str) -> Path | None:
+    """The newest whole checkpoint of a run's folder."""
+    return next(reversed(_steps(Path(run) / "checkpoints").values()), None)
+
+
+def _read_state(path: Path) -> dict:
+    state = read_json(path / STATE)
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{path} has the checkpoint format {state.get('format')}; this version reads {FORMAT}.")
+    return state
+
+
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
+    """Everything that is saved as a tensor, under its name; the tensors themselves, not copies."""
+    tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
+    if optimizer is not None:
+        for name, p in model.named_parameters():
+            tensors |= {f"optimizer.{key}.{name}": x for key, x in optimizer.state.get(p, {}).items()}
+    return tensors
+
+
+class Checkpoints:
+    """The checkpoints of one run: ``save`` and ``load``. With ``background`` a save returns once everything is copied."""
+
+    def __init__(self, run: Path, world: World, keep: int = 2, keep_every: int = 0, background: bool = False):
+        self.folder, self.world, self.keep, self.keep_every = Path(run) / "checkpoints", world, keep, keep_every
+        self.no_dist = not dist.is_initialized()
+        # The background thread talks to its peers while training does: it needs a group of its own.
+        self.group = dist.new_group(backend="gloo") if background else None
+        self.pending: tuple[object, int, dict] | None = None  # (future, step, state) of a save under way
+
+    # ---- saving ------------------------------------------------------------------------------------------------------
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> None:
+        """Write the checkpoint of ``step``. One sentence and no half-written checkpoint if the disk refuses."""
+        self.finish()
+        temporary = self.folder / f".step-{step:08d}"
+        self._try(step, self._prepare, temporary)
+        self.world.barrier()
+        self._try(step, self._save_random, temporary)
+        tensors, state = _tensors(model, optimizer), {"format": FORMAT, "step": step, "ranks": self.world.size, **state}
+        if self.group is not None:
+            future = self._try(step, lambda: dcp.async_save(tensors, checkpoint_id=temporary, process_group=self.group))
+            self.pending = (future, step, state)
+            return
+        self._try(step, lambda: dcp.save(tensors, checkpoint_id=temporary, no_dist=self.no_dist))
+        self._complete(step, state)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a background save on this rank is done and waits for ``finish``."""
+        return self.pending is not None and self.pending[0].done()
+
+    def finish(self) -> None:
+        """Wait for the background save, if one is under way, and give it its name. All ranks together."""
+        if self.pending is None:
+            return
+        (future, step, state), self.pending = self.pending, None
+        self._try(step, future.result)
+        self._complete(step, state)
+
+    def _prepare(self, temporary: Path) -> None:
+        if self.world.main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for remains in self.folder.glob(".step-*"):
+                shutil.rmtree(remains)
+            temporary.mkdir()
+
+    def _save_random(self, temporary: Path) -> None:
+        state = {"cpu": torch.get_rng_state()}
+        if self.world.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.world.device)
+        torch.save(state, temporary / f"rng-{self.world.rank:05d}.pt")
+
+    def _complete(self, step: int, state: dict) -> None:
+        self.world.barrier()  # every rank has written its part
+        temporary, path = self.folder / f".step-{step:08d}", self.folder / f"step-{step:08d}"
+
+        def rename() -> None:
+            write_json(temporary / STATE, state)
+            sync(temporary)
+            if path.exists():  # saved before this run was resumed from an older one
+                shutil.rmtree(path)
+            os.replace(temporary, path)
+            sync(self.folder)
+            self._prune()
+
+        if self.world.main:
+            self._try(step, rename)
+        self.world.barrier()
+
+    def _prune(self) -> None:
+        """Keep the newest ``keep``, and those of every ``keep_every`` steps."""
+        for step, path in list(_steps(self.folder).items())[: -self.keep]:
+            if not (self.keep_every and step % self.keep_every == 0):
+                shutil.rmtree(path)
+
+    def _try(self, step: int, write: Callable, *args):
+        try:
+            return write(*args)
+        except (OSError, CheckpointException, RuntimeError) as error:
+            cause = error
+            if isinstance(error, CheckpointException):
+                cause = next(iter(error.failures.values()))[0]
+            shutil.rmtree(self.folder / f".step-{step:08d}", ignore_errors=True)
+            last = newest(self.folder.parent)
+            why = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
+            raise ValueError(
+                f"the checkpoint of step {step} could not be written to {self.folder}: {why}. "
+                + (f"The last good one is {last}." if last else "There is no earlier one.")
+            ) from None
+
+    # ---- loading -----------------------------------------------------------------------------------------------------
+    def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+        """Fill model and optimizer, on any number of ranks, and return the rest of the state."""
+        state = _read_state(path)
+        tensors = _tensors(model)
+        own = dict(model.named_parameters())
+        for name, stored in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
+            kind, _, rest = name.partition(".")
+            if kind != "optimizer":
+                continue
+            key, _, parameter = rest.partition(".")
+            p = own[parameter]
+            whole = stored.size == p.shape
+            dtype = stored.properties.dtype
+            optimizer.state[p][key] = torch.zeros_like(p, dtype=dtype) if whole else torch.zeros(stored.size, dtype=dtype)
+            tensors[name] = optimizer.state[p][key]
+        _load(path, tensors, self.no_dist)
+        random = path / f"rng-{self.world.rank:05d}.pt"
+        if random.exists() and state["ranks"] == self.world.size:
+            saved = torch.load(random, weights_only=True)
+            torch.set_rng_state(saved["cpu"])
+            if "cuda" in saved and self.world.device.type == "cuda":
+                torch.cuda.set_rng_state(saved["cuda"], self.world.device)
+        return state
+
+
+def _load(path: Path, tensors: dict[str, Tensor], no_dist: bool) -> None:
+    try:
+        dcp.load(tensors, checkpoint_id=path, no_dist=no_dist)
+    except (OSError, CheckpointException, RuntimeError, ValueError) as error:
+        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        raise ValueError(
+            f"the checkpoint {path} cannot be read: {str(cause).splitlines()[0]}. Remove it to use an older one."
+        ) from None
+
+
+def load_model(path: Path, model: nn.Module) -> dict:
+    """The model alone, in one process, from a checkpoint that any number of ranks wrote. Returns the rest of the state."""
+    _load(path, _tensors(model), no_dist=True)
+    return _read_state(path)

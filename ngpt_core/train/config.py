@@ -1,0 +1,279 @@
+"""What is a training run, as a list of settings?
+
+``TrainConfig`` holds everything about a run that is not the model; ``ModelConfig`` is the model. Every field of both is a flag
+of ``ngpt train`` (``seq_len`` is ``--seq-len``), and a line of a config file (TOML or JSON, ``--config``). The order of
+precedence: the preset, then the file, then the flags. The text under a field is its help.
+
+    B    batch_size, sequences in one optimizer step over all ranks: it does not change with their number
+    T    seq_len                     tokens of a step: B T
+"""
+
+import argparse
+import ast
+import inspect
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from .. import recipe
+from ..config import ModelConfig
+from ..optim.pmen import PMEN
+from ..presets import preset
+
+__all__ = ["TrainConfig", "add_flags", "field_help", "given", "model_config", "read_file", "recipe_numbers", "total_steps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A run. Frozen: what was asked for is what config.json records."""
+
+    out: str = ""
+    """The run's folder: config.json, metrics.jsonl, samples.jsonl, checkpoints/ and at the end export/."""
+    steps: int | None = None
+    """Optimizer steps in all. Not given: as many as the model's number of training tokens needs."""
+    batch_size: int = 8
+    """B: sequences in one optimizer step, over all ranks together. It does not change with their number."""
+    seq_len: int = 256
+    """T: tokens of a sequence."""
+    micro_batch: int | None = None
+    """Sequences that a rank processes at once; the rest of its share follows (gradient accumulation). None: its whole share."""
+    data: tuple[str, ...] = ("stdlib",)
+    """Packed corpora to train on, DIR or DIR=WEIGHT for a blend; stdlib is this machine's Python standard library."""
+    val_data: tuple[str, ...] = ()
+    """Packed corpora to evaluate on. Not given: the held-out split of --data."""
+    verify_data: bool = True
+    """Compare the checksums of all shards before the first step (the ranks share the work)."""
+    seed: int = 0
+    """Decides the first weights, the order of the data, exploration noise and samples."""
+
+    recipe: tuple[str, ...] = ()
+    """Numbers of the recipe to change, NAME=VALUE: those of recipe.Settings (nGPT) or recipe.Baseline (GPT), e.g. rho=0.1."""
+
+    eval_every: int = 50
+    """Evaluate every so many steps, and at the end; 0: only at the end."""
+    eval_windows: int = 64
+    """Windows of T tokens in an evaluation, drawn once from the held-out split: always the same."""
+    diagnostics_every: int = 25
+    """Write the optimizer's diagnostics every so many steps; 0: never."""
+    sample_every: int = 0
+    """Write a sample of text every so many steps, and at the end; 0: only at the end."""
+    sample_prompt: str = "def "
+    """What a sample begins with."""
+    sample_tokens: int = 128
+    """Tokens of a sample; 0: none."""
+    tensorboard: bool = True
+    """Write TensorBoard events too, where the package tensorboard is installed."""
+    wandb: str | None = None
+    """The Weights & Biases project to report to (needs the package wandb)."""
+
+    save_every: int = 500
+    """Write a checkpoint every so many steps, and at the end; 0: only at the end (and on SIGTERM)."""
+    keep: int = 2
+    """Checkpoints to keep: the newest so many."""
+    keep_every: int = 0
+    """Keep the checkpoints of every so many steps for good, besides; 0: none."""
+    async_save: bool = False
+    """Write checkpoints in the background: training waits for the copy to memory and not for the disk."""
+    re_anchor: bool = False
+    """With --resume: accept another number of steps; what is left of the schedule is spread over the steps that are left."""
+
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one."""
+    precision: str = "auto"
+    """Of the matrix products: fp32, or bf16 with fp32 master weights. auto: bf16 on cuda, fp32 on the CPU."""
+    compile: bool = False
+    """torch.compile each block."""
+    activation_checkpointing: str = "none"
+    """none; selective: keep what matrix products computed and compute the rest again; full: compute each block again."""
+    replicas: int = 1
+    """HSDP: shard within world/replicas ranks and replicate over the rest. 1: FSDP over all ranks."""
+    expert_parallel: int = 1
+    """Ranks that divide the experts of a layer among them, exchanging tokens; composes with FSDP and HSDP."""
+    reshard: bool = True
+    """FSDP: free a block's gathered weights after its forward pass (less memory), gather them again for the backward."""
+    float8: bool = False
+    """Matrix products in float8 through torchao (cuda sm_89 or newer)."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "seq_len", "eval_windows", "keep", "replicas", "expert_parallel"):
+            self._at_least(name, 1)
+        for name in ("eval_every", "diagnostics_every", "sample_every", "sample_tokens", "save_every", "keep_every", "seed"):
+            self._at_least(name, 0)
+        for name in ("steps", "micro_batch"):
+            if getattr(self, name) is not None:
+                self._at_least(name, 1)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"--{_flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}.")
+        if not self.data:
+            raise ValueError("--data needs at least one corpus; leave it out for the embedded one.")
+
+    def _at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"--{_flag(name)} must be an integer, at least {least}; got {value!r}.")
+
+    def to_dict(self) -> dict[str, object]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> "TrainConfig":
+        return cls(**_typed(cls, values))
+
+    def with_values(self, values: Mapping[str, object]) -> "TrainConfig":
+        return replace(self, **_typed(type(self), values))
+
+
+_CHOICES = {
+    "device": ("auto", "cpu", "cuda"),
+    "precision": ("auto", "fp32", "bf16"),
+    "activation_checkpointing": ("none", "selective", "full"),
+}
+_OF_MODEL = [f for f in fields(ModelConfig) if f.name not in ("name", "normalized")]  # those two are --preset and --baseline
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _typed(cls: type, values: Mapping[str, object]) -> dict[str, object]:
+    """``values`` with lists turned to tuples; a name that is no field is an error that lists the fields."""
+    known = {f.name for f in fields(cls)}
+    if unknown := sorted(set(values) - known):
+        raise ValueError(f"there is no setting {', '.join(map(repr, unknown))}; there are {', '.join(sorted(known))}.")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+@cache
+def field_help(cls: type) -> dict[str, str]:
+    """Field -> the text that stands under it in the source: written once, read in the file and in ``--help``."""
+    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0].body
+    return {
+        node.target.id: " ".join(text.value.value.split())
+        for node, text in pairwise(body)
+        if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _parser_of(kind: object) -> tuple[object, bool]:
+    """(the callable that parses one value of a flag, whether it takes several) for a field's type."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        plain = next(k for k in typing.get_args(kind) if k is not type(None))
+        return lambda text: None if text.lower() == "none" else plain(text), False
+    if typing.get_origin(kind) is tuple:
+        return typing.get_args(kind)[0], True
+    return kind, False
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for each field of TrainConfig and ModelConfig. A flag that is not given leaves no trace (see ``given``)."""
+    parser.add_argument("--preset", help="the model to start from (default: pico)", default=argparse.SUPPRESS)
+    kind = parser.add_mutually_exclusive_group()
+    for flag, value, text in (("--normalized", True, "train nGPT (the default)"), ("--baseline", False, "train its GPT twin")):
+        kind.add_argument(flag, dest="normalized", action="store_const", const=value, help=text, default=argparse.SUPPRESS)
+    parser.add_argument("--config", metavar="FILE", help="settings from a TOML or JSON file; flags come on top", default=None)
+    for title, cls, own in (
+        ("the run", TrainConfig, fields(TrainConfig)),
+        ("the model (default: the preset's)", ModelConfig, _OF_MODEL),
+    ):
+        group, helps, hints = parser.add_argument_group(title), field_help(cls), typing.get_type_hints(cls)
+        for f in own:
+            convert, many = _parser_of(hints[f.name])
+            text = helps[f.name].replace("%", "%%")
+            if cls is TrainConfig and f.name != "out":
+                text += f" (default: {' '.join(f.default) if many else f.default})"
+            options = {"dest": f.name, "help": text, "default": argparse.SUPPRESS}
+            if convert is bool:
+                group.add_argument(f"--{_flag(f.name)}", action=argparse.BooleanOptionalAction, **options)
+            else:
+                length = {"nargs": "+"} if many else {}
+                group.add_argument(f"--{_flag(f.name)}", type=convert, metavar=f.name.upper(), **length, **options)
+
+
+def read_file(path: str) -> dict[str, object]:
+    """A flat TOML or JSON file of settings, named as the fields are."""
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        if path.endswith(".json"):
+            values = json.loads(text)
+        else:
+            try:
+                import tomllib  # Python 3.11
+            except ImportError:
+                raise ValueError(f"this Python reads no TOML ({path}): write the settings as JSON.") from None
+            values = tomllib.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as settings: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold names and values, as in: seq_len = 512.")
+    return {_name(key): value for key, value in values.items()}
+
+
+def _name(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def given(args: argparse.Namespace) -> tuple[dict[str, object], dict[str, object]]:
+    """What the user said, file first and flags on top: (settings of the run, settings of the model with ``preset``)."""
+    values = read_file(args.config) if args.config else {}
+    values |= {k: v for k, v in vars(args).items() if k in _RUN or k in _MODEL}
+    if unknown := sorted(set(values) - _RUN - _MODEL):
+        raise ValueError(f"{args.config}: there is no setting {', '.join(map(repr, unknown))}; see `ngpt train --help`.")
+    return {k: v for k, v in values.items() if k in _RUN}, {k: v for k, v in values.items() if k in _MODEL}
+
+
+_RUN = {f.name for f in fields(TrainConfig)}
+_MODEL = {f.name for f in _OF_MODEL} | {"preset", "normalized"}
+
+
+def model_config(values: Mapping[str, object]) -> ModelConfig:
+    """The preset with what was said on top."""
+    values = dict(values)
+    name, normalized = values.pop("preset", "pico"), values.pop("normalized", True)
+    return preset(name, normalized, **values)
+
+
+def recipe_numbers(config: TrainConfig, model: ModelConfig) -> recipe.Settings | recipe.Baseline:
+    """The recipe's numbers for this run: the paper's, with the seed, the batch and what ``--recipe`` changes.
+
+    The trainer looks at every gradient itself, and stops before the update: the optimizer need not look again.
+    """
+    kind = recipe.Settings if model.normalized else recipe.Baseline
+    if model.normalized:
+        numbers = kind(pmen=PMEN(seed=config.seed), nonfinite="off")
+    else:
+        numbers = kind(tokens_per_step=float(config.batch_size * config.seq_len))
+    hints = typing.get_type_hints(kind)
+    for item in config.recipe:
+        name, equals, text = item.partition("=")
+        if not equals or name not in hints:
+            raise ValueError(f"--recipe {item}: want NAME=VALUE with a NAME of {', '.join(hints)}.")
+        try:
+            numbers = replace(numbers, **{name: _number(text, hints[name])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"--recipe {item}: {error}") from None
+    return numbers
+
+
+def _number(text: str, kind: object) -> object:
+    """A value of the recipe from text: none, true, false, a name, a number, or two numbers with a comma."""
+    if text.lower() in ("none", "true", "false"):
+        return {"none": None, "true": True, "false": False}[text.lower()]
+    if typing.get_origin(kind) is tuple:
+        return tuple(float(x) for x in text.split(","))
+    return text if str in (kind, *typing.get_args(kind)) else float(text)
+
+
+def total_steps(config: TrainConfig, model: ModelConfig) -> int:
+    """--steps, or as many as the preset's training tokens need."""
+    if config.steps is not None:
+        return config.steps
+    if model.tokens is None:
+        raise ValueError("say how long to train: --steps N (or --tokens N).")
+    return math.ceil(model.tokens / (config.batch_size * config.seq_len))

@@ -1,0 +1,83 @@
+"""How good is a model on text that it never saw?
+
+The held-out loss is the mean cross-entropy over a fixed set of windows: the same at every evaluation, on any number of ranks.
+Bits per byte make models with different tokenizers comparable: the loss in bits, times tokens per byte of the text.
+
+    bits per byte = loss / ln 2 * tokens / bytes          (tokens and bytes of the held-out split)
+
+Per-position loss: the mean over tokens at position 0, 1, 2, ... of a window. It falls with position as far as context helps.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..nn.model import LanguageModel
+from .corpus import Corpus
+from .data import IGNORE, Batch, Loader
+from .parallel import World
+
+__all__ = ["Evaluation", "bits_per_byte", "evaluate", "evaluate_positions"]
+
+
+@dataclass
+class Evaluation:
+    loss: float
+    """Mean cross-entropy in nats per token."""
+    tokens: int
+    """Targets that were counted."""
+
+
+def _held_out(
+    corpora: list[tuple[Corpus, float]], windows: int, rows: int, seq_len: int, world: World
+) -> tuple[Loader, int, int]:
+    """(loader, number of windows that count, number of batches)."""
+    loader = Loader(corpora, rows * world.size, seq_len, "val", seed=0, rank=world.rank, world=world.size)
+    windows = min(windows, loader.windows)
+    return loader, windows, math.ceil(windows / loader.batch_size)
+
+
+@torch.no_grad()
+def evaluate(
+    model: LanguageModel, corpora: list[tuple[Corpus, float]], windows: int, rows: int, seq_len: int, world: World
+) -> Evaluation:
+    """The held-out loss over ``windows`` windows, ``rows`` of them at once on each rank."""
+    was_training = model.training
+    model.eval()
+    loader, windows, batches = _held_out(corpora, windows, rows, seq_len, world)
+    total = torch.zeros(2, dtype=torch.float64, device=world.device)
+    for _ in range(batches):
+        batch = loader.next(limit=windows)
+        counted = batch.counted
+        batch = batch.to(world.device)
+        total[0] += model.loss(batch.tokens, batch.targets, batch.documents, denominator=1.0).double()
+        total[1] += counted
+    model.train(was_training)
+    loss, count = world.sum(total).tolist()
+    return Evaluation(loss / max(count, 1), int(count))
+
+
+@torch.no_grad()
+def evaluate_positions(
+    model: LanguageModel, corpora: list[tuple[Corpus, float]], windows: int, rows: int, seq_len: int
+) -> list[float]:
+    """Mean cross-entropy at each position of a window (NaN where nothing was counted), in one process."""
+    model.eval()
+    device = next(model.parameters()).device
+    loader, windows, batches = _held_out(corpora, windows, rows, seq_len, World(device))
+    sums, counts = torch.zeros(2, seq_len, dtype=torch.float64)
+    for _ in range(batches):
+        batch: Batch = loader.next(limit=windows).to(device)
+        logits = model(batch.tokens, batch.documents)
+        loss = F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORE, reduction="none")
+        sums += loss.sum(0).double().cpu()
+        counts += (batch.targets != IGNORE).sum(0).cpu()
+    return (sums / counts).tolist()
+
+
+def bits_per_byte(loss: float, corpora: list[tuple[Corpus, float]]) -> float:
+    """The loss in bits for each byte of text, by the tokens and bytes of the corpora's held-out splits."""
+    splits = [corpus.manifest["splits"]["val"] for corpus, _ in corpora]
+    return loss / math.log(2) * sum(s["tokens"] for s in splits) / sum(s["bytes"] for s in splits)

@@ -1,0 +1,132 @@
+"""What does a person see of a run, while it runs and afterwards?
+
+    metrics.jsonl    one line for each optimizer step, flushed: step, tokens, loss (cross-entropy alone), lr, grad_norm, ...;
+                     val_loss where it was evaluated, diagnostics every so many steps
+    samples.jsonl    text that the model wrote, and when
+    a live line      loss, tokens/s, MFU, lr, time left; a plain line now and then where there is no terminal
+    TensorBoard, W&B the same numbers, where installed and asked for
+
+MFU (model FLOPs utilization) is the share of the device's peak that the model's own arithmetic uses: 3 times the forward pass's
+FLOPs (forward and backward, without recomputation), times tokens/s, over ranks times peak.
+"""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+__all__ = ["Metrics", "peak_flops", "read_metrics"]
+
+# Dense bf16 peak of a GPU by what its name contains, FLOP/s, from the vendors' data sheets; the first that matches.
+PEAKS = {
+    "B200": 2.25e15, "B100": 1.8e15, "H200": 989e12, "GH200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
+    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "T4": 65e12, "V100": 125e12, "4090": 165e12, "3090": 71e12,
+}  # fmt: skip
+
+
+def peak_flops(device: torch.device) -> float:
+    """The peak of this device: from the table, or measured (the best of a few matrix products) where it has no entry."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        for part, peak in PEAKS.items():
+            if part in name:
+                return peak
+    n = 512 if device.type == "cpu" else 4096
+    x = torch.randn(n, n, device=device, generator=torch.Generator(device).manual_seed(0))
+    best = math.inf
+    for _ in range(6):
+        begin = time.perf_counter()
+        y = x @ x
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * n**3 / best + 0 * float(y[0, 0])
+
+
+def read_metrics(run: Path | str) -> list[dict]:
+    """The lines of a run's metrics.jsonl; a last line that a crash cut short is left out."""
+    path = Path(run) / "metrics.jsonl"
+    if not path.is_file():
+        raise ValueError(f"{run} is not a run: it has no metrics.jsonl (ngpt train --out {run} makes one).")
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+class Metrics:
+    """Writes a run's numbers. Only the first rank has one."""
+
+    def __init__(self, run: Path, after: int, total: int, tensorboard: bool, wandb: str | None, out: TextIO | None = None):
+        """Lines of steps beyond ``after`` (written after the checkpoint that a run resumes from) are taken back."""
+        self.total, self.out = total, out or sys.stderr
+        path = run / "metrics.jsonl"
+        if path.exists():
+            kept = [line for line in read_metrics(run) if line["step"] <= after]
+            path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self.file = open(path, "a", encoding="utf-8")
+        self.samples = run / "samples.jsonl"
+        self.board = self._tensorboard(run) if tensorboard else None
+        self.wandb = self._wandb(run, wandb) if wandb else None
+        self.shown = 0.0
+        self.live = self.out.isatty()
+
+    @staticmethod
+    def _tensorboard(run: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return None  # an extra that is not installed; metrics.jsonl has everything
+        return SummaryWriter(str(run / "tensorboard"))
+
+    @staticmethod
+    def _wandb(run: Path, project: str):
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError(f"--wandb {project} needs the package wandb: pip install wandb, or leave it out.") from None
+        return wandb.init(project=project, dir=str(run), name=run.name, resume="allow")
+
+    def write(self, record: dict) -> None:
+        """One line of metrics.jsonl, on the disk's side of Python's buffers when this returns."""
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+        numbers = {k: v for k, v in record.items() if isinstance(v, (int, float))}
+        if self.board is not None:
+            for key, value in numbers.items():
+                self.board.add_scalar(key, value, record["step"])
+        if self.wandb is not None:
+            self.wandb.log(numbers, step=record["step"])
+
+    def sample(self, step: int, text: str) -> None:
+        with open(self.samples, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "text": text}) + "\n")
+
+    def progress(self, record: dict, seconds_left: float) -> None:
+        """The live line: rewritten in a terminal at most ten times a second; elsewhere a line every ten seconds."""
+        now, last = time.monotonic(), record["step"] == self.total
+        if now - self.shown < (0.1 if self.live else 10.0) and not last and record["step"] > 1:
+            return
+        self.shown = now
+        left = f"{int(seconds_left // 3600)}:{int(seconds_left // 60) % 60:02d}:{int(seconds_left) % 60:02d}"
+        line = (
+            f"step {record['step']}/{self.total}  loss {record['loss']:.4f}  {record['tokens_per_s']:,.0f} tokens/s  "
+            f"MFU {record['mfu']:.1%}  lr {record['lr']:.2e}  {left} left"
+        )
+        if "val_loss" in record:
+            line += f"  val {record['val_loss']:.4f}"
+        print(f"\r\x1b[2K{line}" if self.live else line, end="" if self.live and not last else "\n", file=self.out, flush=True)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish()

@@ -1,0 +1,324 @@
+"""How does one model run on many ranks, without knowing it?
+
+PyTorch's own engine on a grid of ranks (a DeviceMesh) with three axes:
+
+    replica    HSDP: copies of everything, gradients all-reduced across them
+    shard      FSDP2: each rank keeps 1/shard of every matrix, of its gradient and of its optimizer state; a block's matrices
+               are gathered just before they are used
+    expert     expert parallelism: each rank keeps n_experts/expert of the experts, and tokens travel to theirs and back (two
+               all-to-alls a layer). For everything that is not an expert this axis is more of ``shard``
+
+Every rank reads its own rows of the global batch, whatever the axes. Gradients are *summed* over ranks, for the loss of a rank
+is already its share of the global mean (``model.loss(..., denominator=)``).
+
+Matrices are sharded along their first dimension, so a row, a point of the sphere, is never cut. The scales (alpha, s_qk, s_u,
+s_z, s_mamba, s_moe) and A_log, D, dt_bias stay whole and in float32 on every rank: they are small, and bfloat16 would round a
+scale to 8 bits. Their gradients are summed in one message (``Parallel.finish_gradients``).
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ..nn.model import LanguageModel
+from ..nn.moe import Experts
+from ..nn.scale import Scale
+from .config import TrainConfig
+
+__all__ = ["Parallel", "World", "initialize", "parallelize", "start"]
+
+WHOLE = ("A_log", "D", "dt_bias")
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+@dataclass
+class World:
+    """Who am I among how many, and on what device?"""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+    started_here: bool = False
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of x over all ranks, in place; x itself when there is one."""
+        if self.size > 1:
+            dist.all_reduce(x)
+        return x
+
+    def largest(self, x: Tensor) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        return x
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        if self.started_here:
+            dist.destroy_process_group()
+
+
+def start(config: TrainConfig) -> World:
+    """Join the ranks that torchrun started, or be the only one. The group is there even for one rank where FSDP needs it."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ValueError("--device cuda: torch sees no GPU here; leave it out, or use --device cpu.")
+    on_cuda = has_cuda and config.device != "cpu"
+    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_cuda else torch.device("cpu")
+    if on_cuda:
+        torch.cuda.set_device(device)
+    world = World(device, rank, size)
+    if not dist.is_initialized() and (size > 1 or on_cuda or _bf16(config, device)):
+        backend = "cuda:nccl,cpu:gloo" if on_cuda else "gloo"
+        alone = {} if size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group(backend, **alone)
+        world.started_here = True
+    return world
+
+
+def _bf16(config: TrainConfig, device: torch.device) -> bool:
+    return config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+
+
+def make_meshes(config: TrainConfig, world: World) -> tuple[DeviceMesh, DeviceMesh]:
+    """The ranks as replica x fsdp, for everything, and as replica x shard x expert, for divided experts."""
+    per = config.replicas * config.expert_parallel
+    if world.size % per:
+        raise ValueError(
+            f"{world.size} ranks do not divide into {config.replicas} replicas x {config.expert_parallel} ranks that share "
+            f"experts: start a multiple of {per}, or change --replicas or --expert-parallel."
+        )
+    inner = world.size // config.replicas
+    return (
+        init_device_mesh(world.device.type, (config.replicas, inner), mesh_dim_names=("replica", "fsdp")),
+        init_device_mesh(
+            world.device.type,
+            (config.replicas, inner // config.expert_parallel, config.expert_parallel),
+            mesh_dim_names=("replica", "shard", "expert"),
+        ),
+    )
+
+
+# ---- the first weights -----------------------------------------------------------------------------------------------
+def initialize(model: LanguageModel, seed: int, device: torch.device) -> None:
+    """Give a model on the meta device its memory and its first weights: the same ones however it is sharded.
+
+    Each module draws from a generator of its own, seeded by (seed, its name). A sharded module draws its full matrices and
+    keeps its part, one module at a time: no rank ever holds the whole model.
+    """
+    model.to_empty(device=device)
+    for name, module in model.named_modules():
+        if not hasattr(module, "reset_parameters"):
+            continue
+        own = dict(module.named_parameters(recurse=False))
+        full = {key: nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device=device)) for key, p in own.items()}
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest(), "little"))
+            module._parameters.update(full)
+            module.reset_parameters()
+        module._parameters.update(own)
+        with torch.no_grad():
+            for key, p in own.items():
+                _keep_part(p, full[key].detach())
+
+
+def _keep_part(p: Tensor, full: Tensor) -> None:
+    """p <- full, or this rank's part of it."""
+    if not hasattr(p, "device_mesh"):
+        p.copy_(full)
+        return
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
+    p.to_local().copy_(full[tuple(slice(o, o + n) for o, n in zip(offset, shape))])
+
+
+def whole_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """What every rank keeps whole and in float32. Looked up anew each time: materializing a model replaces its parameters."""
+    named = ((m, n, p) for m in model.modules() for n, p in m.named_parameters(recurse=False))
+    return [p for m, n, p in named if isinstance(m, Scale) or n in WHOLE]
+
+
+# ---- the model on the grid -------------------------------------------------------------------------------------------
+@dataclass
+class Parallel:
+    """What the training loop needs to know of the grid: nothing, if there is one rank."""
+
+    world: World
+    model: LanguageModel
+    sharded: list[nn.Module] = field(default_factory=list)  # FSDP modules
+
+    def micro_batch(self, last: bool) -> None:
+        """Before a backward pass: replicas exchange gradients only with the last micro-batch of a step."""
+        for module in self.sharded:
+            module.set_requires_all_reduce(last, recurse=False)
+            module.set_is_last_backward(last)
+
+    def finish_gradients(self) -> None:
+        """After the last backward pass: sum the gradients of the whole parameters over the ranks, in one message."""
+        if self.world.size == 1:
+            return
+        grads = [p.grad for p in whole_parameters(self.model) if p.grad is not None]
+        flat = self.world.sum(torch.cat([g.reshape(-1) for g in grads]))
+        for g, part in zip(grads, flat.split([g.numel() for g in grads])):
+            g.copy_(part.view_as(g))
+
+    def reshard(self) -> None:
+        """After an evaluation: drop gathered copies, or the next forward pass would use weights from before the update."""
+        for module in self.sharded:
+            module.reshard()
+
+    def grad_norm(self) -> Tensor:
+        """||g|| over all parameters and ranks; each coordinate counted once."""
+        total = torch.zeros((), device=self.world.device)
+        for p in self.model.parameters():
+            if p.grad is None:
+                continue
+            copies = self.world.size
+            if hasattr(p.grad, "device_mesh"):
+                mesh = p.grad.device_mesh
+                copies = 1
+                for axis, placement in enumerate(p.grad.placements):
+                    copies *= mesh.size(axis) if placement.is_replicate() else 1
+                total += p.grad.to_local().float().square().sum() / copies
+            else:
+                total += p.grad.float().square().sum() / copies
+        return self.world.sum(total).sqrt()
+
+
+def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Parallel:
+    """Apply, from the inside out: expert parallelism, activation checkpointing, compilation, FSDP."""
+    mesh, expert_mesh = make_meshes(config, world) if dist.is_initialized() else (None, None)
+    if config.expert_parallel > 1:
+        experts = model.config.n_experts if "E" in model.config.pattern else 0
+        if experts == 0 or experts % config.expert_parallel:
+            raise ValueError(
+                f"--expert-parallel {config.expert_parallel}: the model has {experts} experts in a layer, which do not divide "
+                f"into so many ranks; it must be a divisor of {experts}."
+            )
+        for module in model.modules():
+            if isinstance(module, Experts):
+                _divide_experts(module, expert_mesh)
+    for block in model.blocks:
+        if config.activation_checkpointing != "none":
+            block.forward = _checkpointed(block.forward, config.activation_checkpointing)
+        if config.compile:
+            block.forward = torch.compile(block.forward)
+    if mesh is None:
+        return Parallel(world, model)
+    return _fully_shard(model, config, world, mesh, expert_mesh)
+
+
+def _fully_shard(
+    model: LanguageModel, config: TrainConfig, world: World, mesh: DeviceMesh, expert_mesh: DeviceMesh
+) -> Parallel:
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+    bf16 = _bf16(config, world.device)
+    dtype = torch.bfloat16 if bf16 else None
+    if bf16:
+        for module in model.modules():
+            if isinstance(module, Scale) and module is not model.head.s_z:
+                module.register_forward_hook(lambda module, args, value: value.to(torch.bfloat16))
+    wrap = partial(
+        fully_shard,
+        reshard_after_forward=config.reshard,
+        mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if bf16 else None),
+        ignored_params=set(whole_parameters(model)),
+    )
+    for module in model.modules():
+        if isinstance(module, Experts) and config.expert_parallel > 1:
+            cut = partial(_cut_experts, shards=expert_mesh["shard"].size())
+            wrap(module, mesh=expert_mesh["replica", "shard"], shard_placement_fn=cut)
+    for module in (model.embedding, *model.blocks, model.head, model):
+        wrap(module, mesh=mesh)
+    # The methods by which the model and its head are entered. ``loss`` and ``generate`` go through these two.
+    register_fsdp_forward_method(model, "hidden")
+    register_fsdp_forward_method(model.head, "loss")
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # SUM, which every backend has
+    return Parallel(world, model, sharded)
+
+
+def _cut_experts(p: nn.Parameter, shards: int):
+    """Experts [E_local, ff, d] are cut along E, or along ff where E does not divide: rows stay whole either way."""
+    from torch.distributed.tensor import Shard
+
+    return Shard(1) if p.ndim == 3 and p.to_local().shape[0] % shards and p.shape[1] % shards == 0 else Shard(0)
+
+
+# ---- expert parallelism ----------------------------------------------------------------------------------------------
+def _divide_experts(experts: Experts, mesh: DeviceMesh) -> None:
+    """Keep this rank's experts alone, and let tokens travel: the module is entered and left as before."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    axis = mesh["expert"]
+    for name in ("up", "down"):
+        part = distribute_tensor(getattr(experts, name).detach(), axis, [Shard(0)], src_data_rank=None)
+        setattr(experts, name, nn.Parameter(part))
+    experts.forward = partial(_exchange, experts, axis)
+
+
+def _exchange(experts: Experts, axis: DeviceMesh, x: Tensor, counts: Tensor) -> Tensor:
+    """x [N, d] sorted by expert, counts [E] -> [N, d] in the same order, computed where the experts are.
+
+    P ranks with E/P experts each. What a rank sends is already in order; what it receives is ordered by sender and then by
+    expert, and is sorted by expert before the product.
+    """
+    from torch.distributed._functional_collectives import all_to_all_single_autograd as all_to_all
+
+    P, group = axis.size(), axis.get_group()
+    mine = len(counts) // P
+    sent = counts.view(P, mine).long()
+    received = torch.empty_like(sent)  # [sender, expert of mine]
+    dist.all_to_all_single(received, sent.contiguous(), group=group)
+    to, come = sent.sum(1).tolist(), received.sum(1).tolist()
+
+    x = all_to_all(x.contiguous(), come, to, group)
+    expert = torch.arange(mine, device=x.device).repeat(P).repeat_interleave(received.flatten())
+    order = expert.argsort(stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=x.device)
+
+    first = axis.get_local_rank() * mine
+    s_u = experts.s_u
+    if s_u is not None and experts.config.s_u_per_expert:
+        rows = s_u()[first : first + mine]
+        s_u = lambda: rows  # noqa: E731
+    here = SimpleNamespace(up=experts.up.to_local(), down=experts.down.to_local(), s_u=s_u)
+    y = Experts.forward(here, x[order], received.sum(0).to(counts.dtype))
+    return all_to_all(y[place].contiguous(), to, come, group)
+
+
+# ---- activation checkpointing ----------------------------------------------------------------------------------------
+def _checkpointed(forward, how: str):
+    """``forward``, computed again in the backward pass. Router statistics are outputs of a block, so they count once."""
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    if how == "full":
+        return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+    aten = torch.ops.aten
+    products = {aten.mm.default, aten.addmm.default, aten.bmm.default, torch.ops.ngpt_core.expert_mm.default}
+
+    def keep(context, op, *args, **kwargs):
+        attention = "scaled_dot_product" in str(op)
+        return CheckpointPolicy.MUST_SAVE if op in products or attention else CheckpointPolicy.PREFER_RECOMPUTE
+
+    context_fn = partial(create_selective_checkpoint_contexts, keep)
+    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)

@@ -1,0 +1,268 @@
+"""What will a run need: memory on each GPU, time, and which command starts it?
+
+``ngpt plan --preset 30B --gpus 64 --gpu h100-80gb``. Parameters and optimizer state are counted exactly, as ``parallel.py``
+cuts them (a test compares with real FSDP2 shards); FLOPs follow from the shapes; activations are an estimate from what each
+block keeps for its backward pass, and the time rests on an assumed MFU. Both are marked as such.
+
+Symbols: N ranks, T seq_len, b sequences that a rank processes at once (micro-batch), d d_model, V vocabulary, L blocks.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..config import ModelConfig
+from ..nn.model import LanguageModel
+from ..nn.moe import Experts
+from ..nn.scale import Scale
+from ..presets import count_parameters
+from .config import TrainConfig, total_steps
+
+__all__ = ["GPUS", "Memory", "flops_per_token", "memory", "plan", "state_bytes"]
+
+GIB = 2**30
+RESERVE = 5 * GIB  # the driver's context, NCCL's buffers, fragments: what a run cannot have
+
+
+@dataclass(frozen=True)
+class Gpu:
+    memory: int  # bytes
+    peak: float  # dense bf16 FLOP/s, from the vendor's data sheet
+    per_node: int = 8
+
+
+GPUS = {
+    "b200-180gb": Gpu(180 * GIB, 2.25e15),
+    "h200-141gb": Gpu(141 * GIB, 989e12),
+    "h100-80gb": Gpu(80 * GIB, 989e12),
+    "a100-80gb": Gpu(80 * GIB, 312e12),
+    "a100-40gb": Gpu(40 * GIB, 312e12),
+    "l40s-48gb": Gpu(48 * GIB, 362e12),
+    "rtx4090-24gb": Gpu(24 * GIB, 165e12),
+    "t4-16gb": Gpu(16 * GIB, 65e12, 1),
+}
+
+
+# ---- exact: what FSDP leaves on a rank -------------------------------------------------------------------------------
+def state_bytes(model: ModelConfig, config: TrainConfig, ranks: int) -> dict[str, int]:
+    """Bytes on the fullest rank of fp32 parameters, and of the optimizer's two fp32 moments, as ``parallel.py`` cuts them."""
+    from .parallel import WHOLE  # imports torch.distributed, which a plan for one machine need not pay before it is asked
+
+    with torch.device("meta"):
+        net = LanguageModel(model)
+    fsdp = ranks // config.replicas
+    shard = fsdp // config.expert_parallel
+    numel = 0
+    for module in net.modules():
+        for name, p in module.named_parameters(recurse=False):
+            if ranks == 1 or isinstance(module, Scale) or name in WHOLE:
+                numel += p.numel()
+            elif isinstance(module, Experts) and config.expert_parallel > 1:
+                E, ff, d = p.shape
+                E //= config.expert_parallel
+                along_ff = E % shard and ff % shard == 0
+                numel += E * (ff // shard) * d if along_ff else -(-E // shard) * ff * d
+            else:
+                numel += -(-p.shape[0] // fsdp) * math.prod(p.shape[1:])
+    return {"parameters": 4 * numel, "optimizer": 8 * numel}
+
+
+# ---- from the shapes -------------------------------------------------------------------------------------------------
+def flops_per_token(model: ModelConfig, seq_len: int) -> float:
+    """FLOPs of training on one token: three times the forward pass (forward, and backward to inputs and to weights).
+
+    Twice the matrix entries that the token meets, plus attention's two products with the (on average T/2) tokens before it and
+    the chunked scan's with its chunk. Embedding look-ups and elementwise work are not counted.
+    """
+    c, d, T = model, model.d_model, seq_len
+    E_active = c.top_k * 2 * c.expert_ff * d + c.n_experts * d + 2 * c.shared_ff * d
+    attention = (2 * c.n_heads + 2 * (c.n_kv_heads or 0)) * (c.head_dim or 0) * d
+    attention += c.n_heads * (c.head_dim or 0) * T  # q k^T and (weights) v: 2 products with T/2 tokens
+    Q = min(c.chunk, T)
+    scan = Q / 2 * c.groups * c.state + Q / 2 * c.d_inner + 2 * c.d_inner * c.state  # C B^T; times x; states in and out
+    mamba = (2 * c.d_inner + 2 * c.groups * c.state + c.mamba_heads + c.d_inner) * d + scan
+    mlp = (3 if c.activation == "swiglu" else 2) * c.ff * d
+    entries = c.vocab_size * d
+    for letter, size in {"M": mamba, "*": attention, "-": mlp, "E": E_active}.items():
+        entries += c.pattern.count(letter) * size
+    return 6.0 * entries
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest rank."""
+
+    parameters: int
+    optimizer: int
+    gradients: int
+    gathered: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+
+def _kept(c: ModelConfig, letter: str, how: str) -> float:
+    """Numbers that a block keeps for each token until its backward pass (estimate): its step, and what its mixer needs."""
+    d = c.d_model
+    if how == "full":
+        return d
+    if letter == "M":
+        products = 2 * c.d_inner + 2 * c.groups * c.state + c.mamba_heads + d
+        others = 3 * c.d_inner + 4 * c.groups * c.state + c.d_inner * c.state / max(c.chunk, 1)
+    elif letter == "*":
+        products = (2 * c.n_heads + 2 * c.n_kv_heads) * c.head_dim + d
+        others = (2 * c.n_heads + 2 * c.n_kv_heads) * c.head_dim
+    elif letter == "E":
+        products = c.top_k * (c.expert_ff + d) + c.shared_ff + d
+        others = c.top_k * (c.expert_ff + 2 * d) + c.shared_ff + 4 * c.n_experts
+    else:
+        products, others = 2 * c.ff + d, 2 * c.ff
+    step = 4 * d
+    return d + products + (others + step if how == "none" else 0)
+
+
+def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
+    """What a rank needs at the worst moment of a step. ``parameters`` and ``optimizer`` are exact, the rest estimates."""
+    state = state_bytes(model, config, ranks)
+    tokens = (config.micro_batch or config.batch_size // ranks) * config.seq_len
+    d, counts = model.d_model, {letter: model.pattern.count(letter) for letter in "M*-E"}
+    kept = sum(n * _kept(model, letter, config.activation_checkpointing) for letter, n in counts.items())
+    again = max(_kept(model, letter, "none") for letter, n in counts.items() if n)  # the block that is computed again
+    if config.activation_checkpointing == "none":
+        again = 0
+    total, _ = count_parameters(model)
+    biggest = max(_block_parameters(model).values()) / config.expert_parallel
+    chunk = min(max(256, d), tokens)
+    return Memory(
+        parameters=state["parameters"],
+        optimizer=state["optimizer"],
+        gradients=state["parameters"],
+        # bf16: this block and the next gathered, then one block's gradients before and (fp32) after they are scattered
+        gathered=0 if ranks == 1 else int(2 * biggest * 2 + biggest * 6) if config.reshard else int(2 * total + biggest * 6),
+        activations=int(2 * tokens * (kept + again)),
+        logits=4 * chunk * model.vocab_size + 6 * model.vocab_size * d + 6 * tokens * d,  # a chunk of z; W and its gradient; dh
+    )
+
+
+def _block_parameters(model: ModelConfig) -> dict[str, int]:
+    """Parameters of one block of each kind in the pattern, by difference."""
+    base = count_parameters(model).total
+    return {
+        letter: count_parameters(replace(model, pattern=model.pattern + letter)).total - base for letter in set(model.pattern)
+    }
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+def alternatives(model: ModelConfig, config: TrainConfig, ranks: int, room: int) -> list[str]:
+    """What would make a run fit that does not: each change alone where it suffices, then all of them on more GPUs."""
+    found = []
+    changes = {
+        "--activation-checkpointing full": {"activation_checkpointing": "full"},
+        "--micro-batch 1": {"micro_batch": 1},
+        "--micro-batch 1 --activation-checkpointing full": {"micro_batch": 1, "activation_checkpointing": "full"},
+    }
+    if config.replicas > 1:
+        changes["--replicas 1"] = {"replicas": 1}
+    for text, change in changes.items():
+        if memory(model, replace(config, **change), ranks).total <= room:
+            found.append(text)
+    tight = replace(config, micro_batch=1, activation_checkpointing="full", replicas=1)
+    more = ranks
+    while not found and more < 65536:
+        more *= 2
+        if config.batch_size % more == 0 or config.batch_size < more:
+            if memory(model, replace(tight, batch_size=max(config.batch_size, more)), more).total <= room:
+                found.append(f"--gpus {more} --micro-batch 1 --activation-checkpointing full")
+    return found
+
+
+def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: float = 0.35) -> tuple[str, bool]:
+    """(the page that ``ngpt plan`` prints, whether the run fits)."""
+    if gpu not in GPUS:
+        raise ValueError(f"there is no GPU {gpu!r} in the table; there are {', '.join(GPUS)}.")
+    card = GPUS[gpu]
+    per = config.replicas * config.expert_parallel
+    if gpus % per:
+        raise ValueError(f"{gpus} GPUs do not divide into {config.replicas} replicas x {config.expert_parallel} expert ranks.")
+    if config.expert_parallel > 1 and (not model.n_experts or model.n_experts % config.expert_parallel):
+        raise ValueError(f"{model.n_experts} experts do not divide into --expert-parallel {config.expert_parallel} ranks.")
+    if config.batch_size % gpus:
+        raise ValueError(
+            f"the global batch of {config.batch_size} sequences does not divide into {gpus} GPUs: set --batch-size."
+        )
+    steps = total_steps(config, model)
+    tokens = steps * config.batch_size * config.seq_len
+    count, flops, need = count_parameters(model), flops_per_token(model, config.seq_len), memory(model, config, gpus)
+    seconds = tokens * flops / (gpus * card.peak * mfu)
+    room = card.memory - RESERVE
+    fits = need.total <= room
+    lines = [
+        f"{model.name or 'model'} ({'nGPT' if model.normalized else 'GPT'}): {count.total / 1e9:.3f}B parameters, "
+        f"{count.active / 1e9:.3f}B active per token (without the input embedding)",
+        f"{steps:,} steps x {config.batch_size} sequences x {config.seq_len} tokens = {tokens / 1e9:,.1f}B tokens",
+        f"{flops / 1e9:,.2f} GFLOPs per token (forward and backward), {tokens * flops:.2e} in all",
+        f"about {_time(seconds)} on {gpus} x {gpu} at an assumed MFU of {mfu:.0%} "
+        f"({gpus * card.peak * mfu / flops:,.0f} tokens/s; measure yours: metrics.jsonl has it)",
+        "",
+        f"memory per rank, GiB (room: {room / GIB:.1f} of {card.memory / GIB:.0f})",
+    ]
+    notes = {"parameters": "fp32, exact", "optimizer": "two fp32 moments, exact", "gradients": "fp32"}
+    for name, size in vars(need).items():
+        lines.append(f"  {name:<12}{size / GIB:8.2f}   {notes.get(name, 'estimate')}")
+    lines += [f"  {'total':<12}{need.total / GIB:8.2f}   {'fits' if fits else 'DOES NOT FIT'}", ""]
+    if not fits:
+        ways = alternatives(model, config, gpus, room)
+        lines += ["it would fit with: " + ("; or ".join(ways) if ways else "none of the changes this plan knows"), ""]
+    lines += [
+        "learning rates of the recipe (peak)",
+        *_rates(model),
+        "",
+        "to start it",
+        *_commands(model, config, gpus, card, steps),
+    ]
+    return "\n".join(lines), fits
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.0f} seconds"
+
+
+def _rates(model: ModelConfig) -> list[str]:
+    """The distinct settings of the recipe's table, each with the parameters that have it."""
+    from .. import recipe
+
+    with torch.device("meta"):
+        net = LanguageModel(model)
+    kinds: dict[tuple, set[str]] = {}
+    for row in recipe.table(net):
+        kinds.setdefault((row["lr"], row["warmup"]), set()).add(".".join(row["name"].split(".")[-2:]).removesuffix(".weight"))
+    return [
+        f"  {lr:<10.3g}{f'warmup {warmup:.0%}' if warmup else '':<13}{', '.join(sorted(names))}"
+        for (lr, warmup), names in sorted(kinds.items(), key=lambda item: -item[0][0])
+    ]
+
+
+def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, steps: int) -> list[str]:
+    nodes, local = -(-gpus // card.per_node), min(gpus, card.per_node)
+    flags = [f"--preset {model.name or 'pico'}", "" if model.normalized else "--baseline", f"--steps {steps}"]
+    flags += [f"--batch-size {config.batch_size}", f"--seq-len {config.seq_len}"]
+    for name in ("micro_batch", "replicas", "expert_parallel", "activation_checkpointing"):
+        if getattr(config, name) != getattr(TrainConfig(), name):
+            flags.append(f"--{name.replace('_', '-')} {getattr(config, name)}")
+    train = " ".join(["-m ngpt_core train", *filter(None, flags), "--data DIR --out RUN --resume"])
+    if nodes == 1:
+        return [f"  torchrun --standalone --nproc-per-node {local} {train}"]
+    return [
+        "  #!/bin/bash",
+        f"  #SBATCH --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={local} --signal=TERM@120 --requeue",
+        '  head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        f"  srun torchrun --nnodes {nodes} --nproc-per-node {local} --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID \\",
+        f"    --rdzv-endpoint $head:29500 {train}",
+    ]

@@ -1,0 +1,153 @@
+"""What is a run, on the disk: where it is, what it was asked to be, whether it may go on?
+
+    RUN/config.json      both configs, the total of steps, the corpora with their checksums, versions. Written once.
+        metrics.jsonl, samples.jsonl, checkpoints/, tensorboard/
+        export/          the finished model (safetensors): its presence is what "finished" means
+        tokenizer.json   a copy, where the tokenizer is not bytes
+
+A folder is never overwritten: starting where a run already is is refused, and so is resuming it as another one.
+"""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .. import __version__
+from ..config import ModelConfig
+from .checkpoint import newest
+from .config import TrainConfig, model_config, total_steps
+from .corpus import Corpus, open_corpus
+from .files import read_json, write_json
+from .tokenizer import Tokenizer, describe, from_description
+
+__all__ = ["Run", "open_blend", "prepare"]
+
+FORMAT = 1
+_FIXED = ("batch_size", "seq_len", "seed")  # what a resumed run may not change; the data is compared by its checksum
+
+
+@dataclass
+class Run:
+    """A run that is to be trained, or goes on."""
+
+    folder: Path
+    config: TrainConfig
+    model: ModelConfig
+    steps: int
+    checkpoint: Path | None = None  # to resume from
+    finished: bool = False
+
+    def record(self, corpora: list[tuple[Corpus, float]]) -> None:
+        """Write config.json, and the tokenizer beside it."""
+        tokenizer = corpora[0][0].tokenizer()
+        write_json(
+            self.folder / "config.json",
+            {
+                "format": FORMAT,
+                "steps": self.steps,
+                "model": self.model.to_dict(),
+                "train": self.config.to_dict(),
+                "corpora": [
+                    {"folder": str(c.folder), "weight": weight, "checksum": c.checksum, "sources": c.manifest["sources"]}
+                    for c, weight in corpora
+                ],
+                "tokenizer": describe(tokenizer, self.folder),
+                "versions": {"python": platform.python_version(), "torch": torch.__version__, "ngpt_core": __version__},
+            },
+        )
+
+    @staticmethod
+    def read(folder: Path | str) -> dict:
+        folder = Path(folder)
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} is not a run: it has no config.json (ngpt train --out {folder} makes one).")
+        record = read_json(folder / "config.json")
+        if record.get("format") != FORMAT:
+            raise ValueError(f"{folder} has the run format {record.get('format')}; this version reads {FORMAT}.")
+        return record
+
+    @staticmethod
+    def tokenizer(folder: Path | str) -> Tokenizer:
+        return from_description(Run.read(folder)["tokenizer"], Path(folder))
+
+
+def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object], resume: bool) -> Run:
+    """The run that the user's settings ask for: a new one, or the one that is there. Nothing is written yet."""
+    if not settings.get("out"):
+        raise ValueError("say where the run goes: --out RUN.")
+    folder = Path(str(settings["out"]))
+    if not (folder / "config.json").is_file():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(f"{folder} holds other files and no run: choose an empty or a new folder for --out.")
+        model = model_config(model_settings)
+        config = TrainConfig.from_dict({**_defaults(model), **settings})
+        return Run(folder, config, model, total_steps(config, model))
+    if not resume:
+        raise ValueError(f"{folder} holds a run already: continue it with --resume, or choose another --out.")
+    return _resumed(folder, settings, model_settings)
+
+
+def _defaults(model: ModelConfig) -> dict[str, object]:
+    """Batch and length for models of the ladder, whose settings the paper does not give; the others have TrainConfig's."""
+    return {"batch_size": 384, "seq_len": 8192} if model.tokens else {}
+
+
+def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mapping[str, object]) -> Run:
+    record = Run.read(folder)
+    was = TrainConfig.from_dict(record["train"])
+    model = ModelConfig.from_dict(record["model"])
+    changed = [
+        k for k in model_settings if k not in ("preset", "normalized") and getattr(model, k) != _plain(model_settings[k])
+    ]
+    if "preset" in model_settings and model_settings["preset"] != model.name:
+        changed.append("preset")
+    if model_settings.get("normalized", model.normalized) != model.normalized:
+        changed.append("normalized")
+    if changed:
+        raise ValueError(
+            f"{folder} is a run of another architecture ({', '.join(changed)} differ{'s' if len(changed) == 1 else ''}): "
+            f"a checkpoint continues only as the model that it is. Leave those flags out, or choose another --out."
+        )
+    for name in _FIXED:
+        if name in settings and settings[name] != getattr(was, name):
+            raise ValueError(f"--{name.replace('_', '-')} was {getattr(was, name)} in {folder}: a resumed run keeps it.")
+    config = was.with_values({**settings, "re_anchor": settings.get("re_anchor", False)})
+    steps = record["steps"] if "steps" not in settings and "tokens" not in model_settings else total_steps(config, model)
+    checkpoint = newest(folder)
+    if steps != record["steps"] and not config.re_anchor:
+        raise ValueError(
+            f"{folder} was planned for {record['steps']} steps, and its learning rates with it; {steps} steps are another "
+            f"schedule. Add --re-anchor to spread what is left of the schedule over the steps up to {steps}."
+        )
+    done = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
+    if done > steps:
+        raise ValueError(f"{folder} has already trained {done} steps, more than --steps {steps}.")
+    finished = done == steps == record["steps"] and (folder / "export" / "config.json").is_file()
+    return Run(folder, config, model, steps, checkpoint, finished)
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def open_blend(where: tuple[str, ...], vocab_size: int) -> list[tuple[Corpus, float]]:
+    """The corpora of ``--data``, with their weights, for a model of that vocabulary."""
+    corpora = []
+    for item in where:
+        path, _, weight = item.rpartition("=") if "=" in item and not Path(item).exists() else (item, "", "1")
+        try:
+            corpora.append((open_corpus(path), float(weight)))
+        except ValueError as error:
+            if "could not convert" not in str(error):
+                raise
+            raise ValueError(f"--data {item}: the weight after '=' must be a number.") from None
+    for corpus, _ in corpora:
+        if corpus.vocab_size > vocab_size:
+            raise ValueError(
+                f"{corpus.folder} has a vocabulary of {corpus.vocab_size} tokens, larger than the model's {vocab_size}: "
+                f"set --vocab-size {corpus.vocab_size}, or pack the text with a smaller tokenizer."
+            )
+    return corpora

@@ -1,0 +1,314 @@
+"""How is a model trained? A short loop over parts that each have a file of their own.
+
+    data.py        which tokens                      recipe.py       optimizer, learning rates, schedule (the paper's recipe)
+    parallel.py    many ranks                        checkpoint.py   surviving
+    loss.py        the held-out loss                 metrics.py      what a person sees
+
+``Trainer.step`` is one optimizer step, on one screen. ``train`` is the run around it: begin or resume, evaluate, save, stop on
+a signal, export.
+
+Symbols: t the step, counted from 1; B sequences of T tokens in a global batch; "the message" is the one all-reduce of a step's
+statistics, so that ranks also agree on when to stop.
+"""
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .. import recipe
+from ..nn.io import save as save_model
+from ..nn.model import LanguageModel
+from ..optim.diagnostics import Diagnostics
+from ..optim.gated_adamw import GatedAdamW
+from .checkpoint import Checkpoints
+from .config import recipe_numbers
+from .data import Batch, Loader
+from .loss import evaluate
+from .metrics import Metrics, peak_flops
+from .parallel import World, initialize, parallelize, start
+from .plan import flops_per_token
+from .run import Run, open_blend
+from .tokenizer import stream_text
+
+__all__ = ["Trainer", "train"]
+
+
+class Trainer:
+    """A model with everything that one optimizer step needs."""
+
+    def __init__(self, run: Run, world: World, corpora: list):
+        self.run, self.world, config = run, world, run.config
+        self.t = 0
+        self.seconds = 0.0  # of training, over all sessions of the run
+        self.stop = False
+        self.loader = Loader(corpora, config.batch_size, config.seq_len, "train", config.seed, world.rank, world.size)
+        share = config.batch_size // world.size
+        self.rows = config.micro_batch or share
+        if share % self.rows:
+            raise ValueError(
+                f"a rank's share of {share} sequences does not divide into micro-batches of {self.rows}: set --micro-batch."
+            )
+        with torch.device("meta"):
+            self.model = LanguageModel(run.model)
+        self.parallel = parallelize(self.model, config, world)
+        initialize(self.model, config.seed, world.device)
+        numbers = recipe_numbers(config, run.model)
+        self.optimizer, self.schedule = recipe.build(self.model, run.steps, numbers)
+        self.clip_norm = numbers.clip_norm
+        # the rate that metrics show: that of the input embedding, which in both recipes is the global one
+        self.rate = next(g for g in self.optimizer.param_groups if "embedding.weight" in g["param_names"])
+        self.checkpoints = Checkpoints(run.folder, world, config.keep, config.keep_every, config.async_save)
+
+    def step(self, look: bool = False) -> dict[str, object]:
+        """One optimizer step; ``look`` also collects the optimizer's diagnostics. Returns the step's numbers."""
+        begin, self.t = time.perf_counter(), self.t + 1
+        batch = self.loader.next()
+        denominator = float(self.world.sum(batch.counted.to(self.world.device)))  # targets in the global batch
+        sums, load = torch.zeros(4, device=self.world.device, dtype=torch.float64), None
+        micro_batches = batch.split(self.rows)
+        for i, micro in enumerate(micro_batches):
+            self.parallel.micro_batch(last=i == len(micro_batches) - 1)
+            x = micro.to(self.world.device)
+            self.model.loss(x.tokens, x.targets, _documents(micro, x), denominator=denominator).backward()
+            stats = self.model.stats
+            sums[:2] += torch.stack([stats["cross_entropy"], stats["balance"]]).double()
+            load = _add(load, stats["load"])
+        self.parallel.finish_gradients()
+
+        sums[2:] = torch.tensor([float(self.stop), float(self.checkpoints.ready)])
+        message = self.world.sum(torch.cat([sums, *(x.double() for x in load)]))
+        (loss, balance, stop, ready), load = message[:4].tolist(), list(message[4:].split([len(x) for x in load]))
+        norm = float(self.parallel.grad_norm())
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise ValueError(self._not_finite(loss))
+        if self.clip_norm is not None and norm > self.clip_norm:
+            self._scale_gradients(self.clip_norm / norm)
+
+        lr = float(self.rate["lr"])
+        look = look and isinstance(self.optimizer, GatedAdamW)
+        if isinstance(self.optimizer, GatedAdamW):
+            self.optimizer.diagnostics = Diagnostics(d_model=self.run.model.d_model) if look else None
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if load:
+            self.model.update_router_bias(load)
+        if ready == self.world.size:
+            self.checkpoints.finish()
+        self.stop = stop > 0  # what any rank was told holds for all
+        elapsed = time.perf_counter() - begin
+        self.seconds += elapsed
+        tokens = self.loader.batch_size * self.loader.seq_len
+        return {
+            "step": self.t,
+            "tokens": self.t * tokens,
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": norm,
+            "balance": balance,
+            "tokens_per_s": tokens / elapsed,
+            "time": self.seconds,
+            **self._routers(load, look),
+            **self._scales(look),
+            **({"diagnostics": self.optimizer.diagnostics.last} if look else {}),
+        }
+
+    # ---- what a step tells -------------------------------------------------------------------------------------------
+    def _routers(self, load: list[Tensor], look: bool) -> dict[str, object]:
+        """By MoE layer: the largest load over the mean, and how many experts received nothing."""
+        if not load:
+            return {}
+        found = {"load_max": [float(x.max() / x.mean()) for x in load], "dead_experts": [int((x == 0).sum()) for x in load]}
+        return found | ({"load": [x.tolist() for x in load]} if look else {})
+
+    def _scales(self, look: bool) -> dict[str, object]:
+        """nGPT: the mean of s_z at every step, and the mean |alpha| of each block with the diagnostics."""
+        if not self.run.model.normalized:
+            return {}
+        with torch.no_grad():
+            found = {"s_z": float(self.model.head.s_z().mean())}
+            return found | ({"alpha": [float(b.alpha().abs().mean()) for b in self.model.blocks]} if look else {})
+
+    def _not_finite(self, loss: float) -> str:
+        """The sentence for a loss or gradient that is not finite. Every rank looks at its part, and all agree on the first."""
+        named = list(self.model.named_parameters())
+        bad = torch.zeros(2, len(named), device=self.world.device)
+        for i, (_, p) in enumerate(named):
+            for row, x in enumerate((p.detach(), p.grad)):
+                if x is not None:
+                    x = x.to_local() if hasattr(x, "device_mesh") else x
+                    bad[row, i] = float(not bool(torch.isfinite(x).all()))
+        values, gradients = self.world.largest(bad).tolist()
+        where = "no single parameter"
+        for what, flags in (("the gradient of ", gradients), ("", values)):  # a bad value explains its bad gradients
+            if any(flags):
+                where = what + named[flags.index(1.0)][0]
+        return (
+            f"step {self.t}: the loss is {loss} and {where} is not finite; training stops before the update and nothing was "
+            "changed. Resume from the last checkpoint with a lower learning rate (--C, --gpt-lr), or look at this batch."
+        )
+
+    def _scale_gradients(self, factor: float) -> None:
+        for p in self.model.parameters():
+            if p.grad is not None:
+                p.grad.mul_(factor)
+
+    # ---- around a step -----------------------------------------------------------------------------------------------
+    def validate(self, corpora: list) -> float:
+        config = self.run.config
+        result = evaluate(self.model, corpora, config.eval_windows, self.rows, config.seq_len, self.world)
+        self.parallel.reshard()
+        return result.loss
+
+    def save(self) -> None:
+        state = {"schedule": self.schedule.state_dict(), "data": self.loader.state_dict(), "seconds": self.seconds}
+        state |= {"config": self.run.config.to_dict(), "model": self.run.model.to_dict(), "steps": self.run.steps}
+        self.checkpoints.save(self.t, self.model, self.optimizer, state)
+
+    def resume(self) -> None:
+        """Continue from the run's newest checkpoint."""
+        state = self.checkpoints.load(self.run.checkpoint, self.model, self.optimizer)
+        self.t, self.seconds = state["step"], state["seconds"]
+        self.loader.load_state_dict(state["data"])
+        self.schedule.load_state_dict(state["schedule"], re_anchor=self.run.config.re_anchor)
+
+    def sample(self) -> str:
+        """Text after ``sample_prompt``; all ranks together, for the weights are in pieces."""
+        config, tokenizer = self.run.config, self.loader.corpora[0].tokenizer()
+        prompt = torch.from_numpy(tokenizer.encode([config.sample_prompt.encode()])[0].astype("int64"))[None]
+        generator = torch.Generator(self.world.device).manual_seed(config.seed + self.t)
+        new = self.model.eval().stream(
+            prompt.to(self.world.device),
+            config.sample_tokens,
+            temperature=0.8,
+            use_cache=not self.parallel.sharded,
+            stop=[] if tokenizer.end_of_text is None else tokenizer.end_of_text,
+            generator=generator,
+        )
+        text = config.sample_prompt + "".join(stream_text(tokenizer, (int(i) for i in new)))
+        self.model.train()
+        self.parallel.reshard()
+        return text
+
+    def export(self) -> None:
+        """The whole model as one safetensors folder, gathered on the first rank."""
+        state = {}
+        for name, x in self.model.state_dict().items():
+            x = x.full_tensor() if hasattr(x, "full_tensor") else x
+            if self.world.main:
+                state[name] = x.detach().cpu()
+        if self.world.main:
+            save_model(self.model, self.run.folder / "export", state)
+        self.world.barrier()
+
+
+def _documents(micro: Batch, x: Batch) -> Tensor | None:
+    """None where every row is one document (known on the host): attention is then plainly causal, and faster."""
+    return x.documents if bool(micro.documents.any()) else None
+
+
+def _add(a: list[Tensor] | None, b: list[Tensor]) -> list[Tensor]:
+    return list(b) if a is None else [x + y for x, y in zip(a, b)]
+
+
+@contextlib.contextmanager
+def _signals(trainer: Trainer) -> Iterator[None]:
+    """SIGTERM and Ctrl-C ask the loop to save and end after the step that it is in."""
+
+    def ask(number, frame):
+        trainer.stop = True
+
+    old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def train(run: Run) -> int:
+    """Train, or go on training, until the run's last step. Returns the process's exit status: 0, or 143 when told to stop."""
+    if run.finished:
+        print(f"{run.folder} is finished: {run.steps} steps. Nothing to do.", file=sys.stderr)
+        return 0
+    config, world = run.config, start(run.config)
+    try:
+        if world.main:
+            run.folder.mkdir(parents=True, exist_ok=True)
+        corpora = _corpora(run, world)
+        held_out = (
+            open_blend(config.val_data, run.model.vocab_size) if config.val_data else [c for c in corpora if c[0].has("val")]
+        )
+        trainer = Trainer(run, world, corpora)
+        if run.checkpoint is not None:
+            trainer.resume()
+        if world.main:
+            run.record(corpora)
+        return _loop(trainer, held_out)
+    finally:
+        world.close()
+
+
+def _corpora(run: Run, world: World) -> list:
+    """Open the data; the first rank first, for it may have to pack the embedded corpus. Then verify, all ranks together."""
+    if not world.main:
+        world.barrier()
+    corpora = open_blend(run.config.data, run.model.vocab_size)
+    if world.main:
+        world.barrier()
+    if run.config.verify_data:
+        for corpus, _ in corpora:
+            corpus.verify(world.rank, world.size)
+    return corpora
+
+
+def _loop(trainer: Trainer, held_out: list) -> int:
+    run, world, config, total = trainer.run, trainer.world, trainer.run.config, trainer.run.steps
+    metrics = Metrics(run.folder, trainer.t, total, config.tensorboard, config.wandb) if world.main else None
+    flops, peak = flops_per_token(run.model, config.seq_len), peak_flops(world.device) * world.size
+    began, at_start = time.perf_counter(), trainer.t
+
+    def due(every: int, last: bool = True) -> bool:
+        return (every > 0 and trainer.t % every == 0) or (last and trainer.t == total)
+
+    with _signals(trainer):
+        while trainer.t < total and not trainer.stop:
+            look = config.diagnostics_every > 0 and (trainer.t + 1) % config.diagnostics_every == 0
+            record = trainer.step(look)
+            record["mfu"] = record["tokens_per_s"] * flops / peak
+            if held_out and due(config.eval_every):
+                record["val_loss"] = trainer.validate(held_out)
+            text = trainer.sample() if config.sample_tokens and due(config.sample_every) else None
+            if metrics is not None:
+                metrics.write(record)
+                if text is not None:
+                    metrics.sample(trainer.t, text)
+                per_step = (time.perf_counter() - began) / (trainer.t - at_start)
+                metrics.progress(record, (total - trainer.t) * per_step)
+            if due(config.save_every) or trainer.stop:
+                trainer.save()
+        trainer.checkpoints.finish()
+        if metrics is not None:
+            metrics.close()
+        if trainer.t < total:
+            if world.main:
+                print(f"\nstopped at step {trainer.t} of {total}, saved; continue with --resume.", file=sys.stderr)
+            return 128 + signal.SIGTERM
+        trainer.export()
+    return 0
+
+
+def dry_run(run: Run) -> str:
+    """``ngpt train --dry-run``: the recipe's table, and the run's size. Nothing is trained or written."""
+    with torch.device("meta"):
+        model = LanguageModel(run.model)
+    rows = recipe.table(model, run.steps, recipe_numbers(run.config, run.model))
+    tokens = run.steps * run.config.batch_size * run.config.seq_len
+    size = sum(p.numel() for p in model.parameters())
+    return f"{recipe.format_table(rows)}\n{len(rows)} parameters, {size:,} numbers; {run.steps:,} steps, {tokens:,} tokens"

@@ -1,0 +1,110 @@
+"""How is a trained model used: evaluated, asked to write?
+
+A folder is a run (the model is its export, or its newest checkpoint while it still trains) or what ``ngpt_core.save`` wrote.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ..config import ModelConfig
+from ..nn.io import load
+from ..nn.model import LanguageModel
+from .checkpoint import load_model, newest
+from .config import TrainConfig
+from .loss import bits_per_byte, evaluate, evaluate_positions
+from .parallel import World
+from .run import Run, open_blend
+from .tokenizer import ByteTokenizer, Tokenizer, stream_text
+
+__all__ = ["evaluate_run", "evaluation_text", "generate", "open_model"]
+
+
+def pick_device(name: str) -> torch.device:
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda; got {name!r}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no GPU here.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def open_model(folder: str, device: torch.device) -> tuple[LanguageModel, Tokenizer]:
+    """The model in ``folder``, in eval() mode, and its tokenizer."""
+    path = Path(folder)
+    if (path / "model.safetensors").is_file():
+        return load(path, device), ByteTokenizer()
+    record, tokenizer = Run.read(path), Run.tokenizer(path)
+    if (path / "export" / "model.safetensors").is_file():
+        return load(path / "export", device), tokenizer
+    checkpoint = newest(path)
+    if checkpoint is None:
+        raise ValueError(f"{path} has no model yet: it is neither finished nor has it saved a checkpoint.")
+    model = LanguageModel(ModelConfig.from_dict(record["model"]))
+    load_model(checkpoint, model)
+    return model.to(device).eval(), tokenizer
+
+
+def evaluate_run(
+    folder: str, data: list[str] | None, windows: int, seq_len: int | None, rows: int, device: str
+) -> dict[str, object]:
+    """Held-out loss, bits per byte, perplexity and per-position loss."""
+    for name, value in (("windows", windows), ("batch-size", rows), ("seq-len", 1 if seq_len is None else seq_len)):
+        if value < 1:
+            raise ValueError(f"--{name} must be at least 1; got {value}.")
+    where = pick_device(device)
+    model, _ = open_model(folder, where)
+    is_run = (Path(folder) / "metrics.jsonl").exists()
+    config = TrainConfig.from_dict(Run.read(folder)["train"]) if is_run else TrainConfig()
+    corpora = open_blend(tuple(data or config.val_data or config.data), model.config.vocab_size)
+    corpora = [(corpus, weight) for corpus, weight in corpora if corpus.has("val")]
+    if not corpora:
+        raise ValueError("there is no held-out split to evaluate on: pack the corpus with --val-fraction above 0.")
+    seq_len = seq_len or config.seq_len
+    result = evaluate(model, corpora, windows, rows, seq_len, World(where))
+    positions = evaluate_positions(model, corpora, windows, rows, seq_len)
+    return {
+        "loss": result.loss,
+        "perplexity": math.exp(result.loss),
+        "bits_per_byte": bits_per_byte(result.loss, corpora),
+        "tokens": result.tokens,
+        "seq_len": seq_len,
+        "loss_by_position": positions,
+    }
+
+
+def evaluation_text(result: dict, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(result)
+    lines = [
+        f"loss           {result['loss']:.4f}  (nats per token, {result['tokens']:,} held-out tokens)",
+        f"bits per byte  {result['bits_per_byte']:.4f}",
+        f"perplexity     {result['perplexity']:.3f}",
+        "loss by position of the window",
+    ]
+    start, losses = 0, result["loss_by_position"]
+    while start < len(losses):  # 0, 1, 2-3, 4-7, 8-15, ...
+        stop = min(max(2 * start, start + 1), len(losses))
+        part = [x for x in losses[start:stop] if not math.isnan(x)]
+        if part:
+            place = f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
+            lines.append(f"  {place:>11}  {sum(part) / len(part):.4f}")
+        start = stop
+    return "\n".join(lines)
+
+
+def generate(folder: str, prompt: str, max_new_tokens: int, seed: int, device: str, **sampling) -> Iterator[str]:
+    """The prompt, then the text as it is written."""
+    where = pick_device(device)
+    model, tokenizer = open_model(folder, where)
+    if not prompt:
+        raise ValueError("--prompt must hold at least one character: the model continues a text.")
+    tokens = torch.from_numpy(tokenizer.encode([prompt.encode()])[0].astype("int64"))[None].to(where)
+    stop = [] if tokenizer.end_of_text is None else tokenizer.end_of_text
+    generator = torch.Generator(where).manual_seed(seed)
+    new = model.stream(tokens, max_new_tokens, stop=stop, generator=generator, **sampling)
+    ends = (int(i) for i in new)
+    yield prompt
+    yield from stream_text(tokenizer, (i for i in ends if i != tokenizer.end_of_text))
