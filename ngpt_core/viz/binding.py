@@ -55,7 +55,7 @@ def as_arrays(out: Mapping, where: str) -> Arrays:
         raise ValueError(f"An Explorer's function returns a dict of named arrays; {where} it returned {type(out).__name__}.")
     arrays = {}
     for key, value in out.items():
-        value = value.detach().cpu().double() if hasattr(value, "detach") else value
+        value = value.detach().cpu().double().numpy() if hasattr(value, "detach") else value
         try:
             arrays[key] = np.array(value, dtype=np.float64)
         except (TypeError, ValueError) as error:

@@ -82,7 +82,7 @@ class Explorer:
                 binding.check(figure, corner, self._bindings, binding.tree_of(self._frame))
         else:
             self._frame = figure
-            self._bindings = binding.from_dict(bind or {k: k if "." in k else f"0.{k}" for k in first}, figure, first)
+            self._bindings = binding.from_dict(bind or {k if "." in k else f"0.{k}": k for k in first}, figure, first)
         self._tree = binding.tree_of(self._frame)
         names = {*first, *self.params}
         self._texts = binding.templates(self._tree, names)

@@ -79,6 +79,13 @@ def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
             app.env.metadata[app.env.docname]["ngx"] = True
 
 
+def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """No page starts a kernel elsewhere: thebe's settings go with its scripts."""
+    for node in list(doctree.findall(nodes.raw)):
+        if "x-thebe-config" in node.astext():
+            node.parent.remove(node)
+
+
 def _foreign(script) -> bool:
     name = getattr(script, "filename", None) or str(script)
     body = (getattr(script, "attributes", None) or {}).get("body") or ""
@@ -93,15 +100,23 @@ def page_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, d
         app.add_js_file("ngx.js", loading_method="defer", priority=901)
 
 
+def colab_url(repository: str, branch: str, path: str) -> str:
+    """Where Colab opens a notebook of a repository.
+
+    >>> colab_url("https://github.com/owner/name", "main", "book/01.ipynb")
+    'https://colab.research.google.com/github/owner/name/blob/main/book/01.ipynb'
+    """
+    address = urlparse(repository)
+    place = address.path if address.hostname == "github.com" else f"/{address.hostname}{address.path}"
+    return f"{COLAB}{place}/blob/{branch}/{path}"
+
+
 def colab_button(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
     """Jupyter Book's own button accepts nothing but a github.com address; the placeholder is not one yet."""
     if doctree is None or not app.env.doc2path(pagename).endswith(".ipynb"):
         return
     options = app.config.html_theme_options
-    address = urlparse(app.config.ngpt_repository)
-    repository = address.path.strip("/") if address.hostname == "github.com" else f"{address.hostname}{address.path}"
-    folder = options.get("path_to_docs", "").strip("/")
-    url = f"{COLAB}/{repository}/blob/{options.get('repository_branch') or 'main'}/{folder}/{pagename}.ipynb"
+    url = colab_url(app.config.ngpt_repository, options["repository_branch"], f"{options['path_to_docs']}/{pagename}.ipynb")
     context["header_buttons"].append(
         {"type": "link", "text": "", "tooltip": "Run in Colab", "icon": "fas fa-rocket", "url": url, "label": "colab"}
     )
@@ -112,6 +127,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("config-inited", configure, priority=100)
     app.connect("builder-inited", copy_files)
     app.connect("doctree-read", take_out_bundles)
+    app.connect("doctree-resolved", drop_kernels, priority=900)
     app.connect("html-page-context", page_scripts, priority=900)
     app.connect("html-page-context", colab_button, priority=700)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,353 @@
+"""Does an Explorer show what its function says, wherever it lives?"""
+
+import base64
+import itertools
+import json
+import re
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import ngpt_core as ng
+from ngpt_core.viz import COLORS, Explorer, Slider, binding, live, page, sphinx_ext
+from ngpt_core.viz.grid import LEVELS, pack
+
+
+def wave(alpha, theta):
+    t = np.linspace(0, 6, 40)
+    return {
+        "t": t,
+        "path": torch.tensor(np.stack([np.sin(alpha * t), theta * np.cos(t)], 1)),  # tensors are welcome
+        "gap": alpha * theta,
+        "unused": np.arange(1000.0),
+    }
+
+
+def draw(a):
+    lines = [go.Scatter(x=a["t"], y=a["path"][:, k], name=name) for k, name in enumerate(("sine", "cosine"))]
+    return go.Figure(lines, layout={"title": "the gap is {gap:.2f}"})
+
+
+PARAMS = {"alpha": Slider((0, 2, 9), default=0.5, label="α"), "theta": Slider((10, 90, 5), default=50, label="θ", unit="°")}
+
+
+@pytest.fixture(scope="module")
+def explorer():
+    return Explorer(wave, PARAMS, draw, readout=["gap {gap:.1f}", "θ = {theta}"])
+
+
+def cells(explorer):
+    for index in itertools.product(*(range(len(p.values)) for p in explorer.params.values())):
+        yield index, {key: p.values[i] for (key, p), i in zip(explorer.params.items(), index)}
+
+
+# ---- the grid --------------------------------------------------------------------------------------------------------
+
+
+def test_every_cell_of_the_grid_is_the_function_within_half_a_code(explorer):
+    grid = explorer.grid()
+    assert set(grid) == {"t", "path", "gap"}  # what is neither drawn nor told stays off the page
+    for index, values in cells(explorer):
+        truth = {key: np.asarray(value) for key, value in wave(**values).items()}
+        for key, decoded in grid.items():
+            bound = np.ptp(grid[key]) / LEVELS / 2
+            assert decoded[index].shape == truth[key].shape
+            assert np.abs(decoded[index] - truth[key]).max() <= bound * (1 + 1e-9)
+
+
+def test_what_does_not_depend_on_a_slider_is_stored_once_along_it(explorer):
+    assert explorer._packed["t"].dims == (1, 1)
+    assert explorer._packed["path"].dims == (9, 5)
+    assert explorer.nbytes < 9 * 5 * 40 * 3 * 2 * 4 / 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(
+        np.float64,
+        hnp.array_shapes(min_dims=2, max_dims=4, max_side=5),
+        elements=st.floats(-1e12, 1e12, allow_subnormal=False) | st.just(float("nan")),
+    )
+)
+def test_packing_keeps_shape_and_gaps_and_loses_less_than_a_step(values):
+    packed = pack(values, 1)
+    decoded = np.broadcast_to(packed.decode(), values.shape)
+    assert np.array_equal(np.isnan(decoded), np.isnan(values))
+    finite = values[~np.isnan(values)]
+    if finite.size:
+        steps = LEVELS - np.isnan(values).any()
+        bound = np.ptp(finite) / steps / 2 + 4 * np.finfo(float).eps * np.abs(finite).max()
+        assert np.nanmax(np.abs(decoded - values)) <= bound
+
+
+def test_single_numbers_are_exact_and_logarithmic_axes_keep_small_numbers():
+    def falling(k):
+        return {"x": np.arange(30), "y": 10.0 ** (-k * np.arange(30)), "last": 10.0 ** (-29 * k) / 3}
+
+    figure = go.Figure(go.Scatter(), layout={"yaxis": {"type": "log"}})
+    e = Explorer(falling, {"k": [0.1, 0.5, 1.0]}, figure, bind={"0.x": "x", "0.y": "y"}, readout="{last:.2e}")
+    for k in (0.1, 0.5, 1.0):
+        assert e.at(k=k)["last"] == falling(k)["last"]
+        np.testing.assert_allclose(e.at(k=k)["y"], falling(k)["y"], rtol=1e-7)
+
+
+def test_a_grid_that_would_be_too_large_shows_its_arithmetic():
+    def heavy(a, b):
+        return {"z": np.full((100, 100), float(a * b))}
+
+    with pytest.raises(ValueError, match=r"z: 10 × 10 × 100 × 100 values × 2 bytes × 4/3 = 2667 kB"):
+        Explorer(heavy, {"a": (0, 1, 10), "b": (0, 1, 10)}, lambda v: go.Figure(go.Heatmap(z=v["z"])))
+    with pytest.raises(ValueError, match=r"200 × 200 = 40000 cells"):
+        Explorer(heavy, {"a": (0, 1, 200), "b": (0, 1, 200)}, lambda v: go.Figure(go.Heatmap(z=v["z"])))
+
+
+# ---- what moves in the figure ----------------------------------------------------------------------------------------
+
+
+def test_a_figure_may_pick_slice_and_transpose():
+    def fn(k):
+        return {"m": k * np.arange(12.0).reshape(3, 4), "s": 2.0 * k}
+
+    def figure(a):
+        heat = go.Heatmap(z=a["m"].T, zmin=0, zmax=40)
+        row = go.Scatter(x=a["m"][1], y=a["m"][:, ::2][2], marker={"color": a["m"][0].tolist()})
+        return go.Figure([heat, row], layout={"shapes": [{"type": "line", "x0": a["s"], "x1": a["s"], "y0": 0, "y1": 1}]})
+
+    e = Explorer(fn, {"k": [1, 2, 3]}, figure)
+    got, want = e.figure(k=3), figure(fn(3))
+    assert got.data[0].z.shape == (4, 3)
+    for mine, its in ((got.data[0].z, want.data[0].z), (got.data[1].x, want.data[1].x), (got.data[1].y, want.data[1].y)):
+        np.testing.assert_array_equal(mine, its)
+    assert got.layout.shapes[0].x0 == 6.0 and list(got.data[1].marker.color) == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda a: go.Figure(go.Scatter(x=a["t"], y=2 * a["path"][:, 0], name="twice")),
+        lambda a: go.Figure(go.Scatter(x=a["t"], y=a["t"], name=f"{a['gap']:.2f}")),
+        lambda a: go.Figure(go.Scatter(x=a["t"], y=np.append(a["t"], a["gap"]), name="mixed")),
+        lambda a: go.Figure([go.Scatter(x=a["t"], y=a["t"])] * (1 + (a["gap"] > 50))),
+    ],
+    ids=["computes", "f-string", "joins", "another trace"],
+)
+def test_a_figure_that_computes_is_refused(figure):
+    with pytest.raises(ValueError, match="compute it in the function"):
+        Explorer(wave, PARAMS, figure)
+
+
+def test_a_ready_figure_is_bound_by_trace_and_attribute():
+    figure = go.Figure([go.Scatter(name="sine"), go.Scatter(name="still", x=[0, 1], y=[0, 1])])
+    e = Explorer(lambda a: {"t": np.arange(5), "y": a * np.arange(5)}, {"a": [1, 2]}, figure, bind={"sine.x": "t", "0.y": "y"})
+    np.testing.assert_array_equal(e.figure(a=2).data[0].y, 2.0 * np.arange(5))
+    named = Explorer(lambda a: {"sine.y": a * np.arange(5)}, {"a": [1, 2]}, figure)  # keys as addresses
+    np.testing.assert_array_equal(named.figure(a=2).data[0].y, 2.0 * np.arange(5))
+    with pytest.raises(ValueError, match=r"no trace 'cosine'.*'sine\.y'"):
+        Explorer(lambda a: {"y": [a, a]}, {"a": [1, 2]}, figure, bind={"cosine.y": "y"})
+    with pytest.raises(ValueError, match=r"asks for the array 'z'; the function returns y"):
+        Explorer(lambda a: {"y": [a, a]}, {"a": [1, 2]}, figure, bind={"sine.y": "z"})
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda a: {"y": [1.0, float("inf")]}, "infinite"),
+        (lambda a: {"y": ["a", "b"]}, "not numeric"),
+        (lambda a: [1, 2], "returns a dict of named arrays"),
+        (lambda a: {"y": np.zeros(a)}, r"shape \(2,\) at the defaults and \(1,\) at a=1"),
+    ],
+)
+def test_a_function_that_cannot_be_drawn_is_told_why(fn, words):
+    with pytest.raises(ValueError, match=words):
+        Explorer(fn, {"a": [1, 2, 3]}, go.Figure(go.Scatter()), bind={"0.y": "y"})
+
+
+def test_texts_are_filled_from_numbers_and_sliders(explorer):
+    assert explorer.figure(alpha=1.0, theta=90).layout.title.text == "the gap is 90.00"
+    assert "gap 25.0 · θ = 50°" in explorer.to_html()
+    with pytest.raises(ValueError, match="one number is needed, the function returns 40"):
+        Explorer(wave, PARAMS, draw, readout="{t:.1f}")
+    with pytest.raises(ValueError, match="cannot follow the format"):
+        Explorer(wave, PARAMS, draw, readout="{gap:>10}")
+
+
+# ---- sliders ---------------------------------------------------------------------------------------------------------
+
+
+def test_sliders_spread_their_values_and_write_them():
+    assert Slider((0, 0.3, 4)).values == (0.0, 0.1, 0.2, 0.3)  # not 0.30000000000000004
+    assert Slider((1, 1000, 4), log=True).values == (1, 10, 100, 1000)
+    assert Slider((0, 1, 3), unit=" rad", format=".2f").texts == ("0.00 rad", "0.50 rad", "1.00 rad")
+    assert Slider([0, 0.5, 1]).texts == ("0", "0.5", "1")
+    assert len(set(Slider((0.999, 1.0, 5)).texts)) == 5  # enough digits to tell them apart
+    assert Slider(["GPT", "nGPT"], default="nGPT").index == 1
+    assert Slider(np.array([1.0, 2.0])).values == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "more", "words"),
+    [
+        ((0, 1, 11), {"default": 0.25}, "default=0.25 is not one of"),
+        ((0, 1, 11), {"log": True}, "positive numbers"),
+        ((0, 1), {}, "start, stop, number of values"),
+        ([3], {}, "at least two different values"),
+        ([3, 3], {}, "at least two different values"),
+    ],
+)
+def test_a_slider_that_cannot_be_is_told_why(values, more, words):
+    with pytest.raises(ValueError, match=words):
+        Slider(values, **more)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def unpack(array, index):
+    """One cell of one array, read from the page's JSON as explorer.js does, written from the description in grid.py."""
+    raw = np.frombuffer(base64.b64decode(array["data"]), {"u2": "<u2", "f4": "<f4", "f8": "<f8"}[array["kind"]])
+    cell = raw.reshape(*array["dims"], array["size"])[tuple(i if n > 1 else 0 for i, n in zip(index, array["dims"]))]
+    values = array["lo"] + cell.astype(float) * array["step"] if array["kind"] == "u2" else cell.astype(float)
+    return np.where(cell == 65535, np.nan, values) if array["nan"] else values
+
+
+def test_the_page_carries_the_grid_and_says_where_each_number_goes(explorer):
+    text = explorer.to_html()
+    spec = json.loads(re.search(r'class="ngx-spec">(.*?)</script>', text)[1])
+    grid = explorer.grid()
+    for index, _ in cells(explorer):
+        for key, array in spec["arrays"].items():
+            np.testing.assert_array_equal(unpack(array, index), grid[key][index].reshape(-1))
+    second = next(b for b in spec["bind"] if b["path"] == ["data", 1, "y"])
+    assert (second["key"], second["start"], second["strides"], second["shape"]) == ("path", 1, [2], [40])
+
+
+def test_the_page_has_labelled_range_inputs_a_still_picture_and_no_plotly(explorer):
+    text = explorer.to_html()
+    assert len(re.findall(r'<label for="([\w-]+)">.*?<input type="range" id="\1"', text)) == 2
+    assert 'aria-valuetext="50°"' in text and ">α</span>" in text
+    assert text.count("<svg") == 1 and "application/vnd.jupyter.widget" not in text
+    assert len(text) < explorer.nbytes + 40_000
+
+
+def test_ids_are_the_same_in_every_run_and_different_within_one(monkeypatch):
+    def two():
+        monkeypatch.setattr(page, "_seen", type(page._seen)())
+        return [Explorer(wave, PARAMS, draw).to_html() for _ in range(2)]
+
+    first, second = two(), two()
+    assert first == second
+    assert re.search(r'id="(ngx-\w+-1)"', first[0]) and re.search(r'id="(ngx-\w+-2)"', first[1])
+
+
+def test_angle_brackets_cannot_end_the_script():
+    figure = go.Figure(go.Scatter(name="</script><b>"))
+    text = Explorer(lambda a: {"y": [a, a]}, {"a": [1, 2]}, figure).to_html()
+    assert text.count("</script>") == 2  # the specification's and the bundle's own
+
+
+def test_show_wants_words_for_those_who_do_not_see():
+    with pytest.raises(ValueError, match="screen readers"):
+        ng.viz.show(go.Figure(), alt=" ")
+    html = page.Picture(go.Figure(go.Scatter(y=np.arange(100.0))), "A line that rises").to_html()
+    assert 'role="img" aria-label="A line that rises"' in html and 'data-kind="picture"' in html
+
+
+# ---- JupyterLab ------------------------------------------------------------------------------------------------------
+
+
+def test_the_widget_is_live_and_only_where_it_works(explorer, monkeypatch):
+    box = explorer.widget()
+    figure, alpha, theta, told, reset = box.children
+    alpha.value = 2.0
+    np.testing.assert_array_equal(figure.data[0].y, np.asarray(wave(2.0, 50)["path"][:, 0]))
+    assert figure.layout.title.text == "the gap is 100.00" and "gap 100.0" in told.value
+    theta.value = 90
+    reset.click()
+    assert (alpha.value, theta.value) == (0.5, 50) and "gap 25.0" in told.value
+
+    view = "application/vnd.jupyter.widget-view+json"
+    for name in ("JPY_SESSION_NAME", "NGPT_BOOK", "VSCODE_PID"):
+        monkeypatch.delenv(name, raising=False)
+    assert view not in explorer._repr_mimebundle_()  # nbclient, nbval, a plain kernel
+    monkeypatch.setenv("JPY_SESSION_NAME", "/book/01.ipynb")
+    assert live.has_widgets() and {"text/html", "text/plain", view} == set(explorer._repr_mimebundle_())
+    monkeypatch.setenv("NGPT_BOOK", "1")  # while the book is built
+    assert view not in explorer._repr_mimebundle_()
+    monkeypatch.delenv("NGPT_BOOK")
+    monkeypatch.setenv("JPY_SESSION_NAME", "/book/01.ipynb-jvsc-123")  # VS Code
+    assert not live.has_widgets()
+
+
+# ---- colours ---------------------------------------------------------------------------------------------------------
+
+_LINEAR = {  # what the three common deficiencies see (Machado, Oliveira, Fernandes 2009, severity 1), on linear RGB
+    "all": np.eye(3),
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+_LMS = np.array(  # OKLab's two matrices
+    [[0.41222147, 0.53633254, 0.05144599], [0.21190350, 0.68069955, 0.10739696], [0.08830246, 0.28171884, 0.62997870]]
+)
+_LAB = np.array(
+    [[0.21045426, 0.79361779, -0.00407205], [1.97799850, -2.42859221, 0.45059371], [0.02590404, 0.78277177, -0.80867577]]
+)
+
+
+def linear(color):
+    c = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(a, b):
+    low, high = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) + 0.05 for c in (a, b))
+    return high / low
+
+
+@pytest.mark.parametrize("page_color", ["#ffffff", "#121212"], ids=["light", "dark"])
+def test_every_colour_stands_out_from_the_page(page_color):
+    assert min(contrast(color, page_color) for color in COLORS.values()) >= 3.0  # WCAG 1.4.11, graphical objects
+
+
+@pytest.mark.parametrize("eye", _LINEAR)
+def test_colours_can_be_told_apart_by_every_eye(eye):
+    light = [np.clip(np.array(_LINEAR[eye]) @ linear(color), 0, 1) for name, color in COLORS.items() if name != "grey"]
+    seen = [_LAB @ np.cbrt(_LMS @ c) for c in light]
+    nearest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2))
+    assert nearest >= 0.09  # in OKLab, where 0.02 is a just noticeable difference
+
+
+# ---- the Sphinx extension --------------------------------------------------------------------------------------------
+
+
+def test_the_execution_cache_changes_with_the_package(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(sphinx_ext, "PACKAGE", tmp_path)
+    before = sphinx_ext.package_hash()
+    assert before == sphinx_ext.package_hash()
+    (tmp_path / "a.py").write_text("x = 2\n")
+    assert sphinx_ext.package_hash() != before
+
+
+def test_the_bundle_of_an_output_is_found_whole(explorer):
+    text = explorer.to_html()
+    assert "cdn.plot.ly" in text  # Colab and VS Code need it
+    bare = page.BUNDLE.sub("", text)
+    assert "cdn" not in re.sub(r'"data":"[^"]*"', "", bare) and "Plotly" not in bare and bare.endswith("</script></div>")
+    assert "cdn.plot.ly" not in page.script(book=True)
+
+
+def test_colab_links_are_made_from_the_repository_address():
+    assert sphinx_ext.colab_url("https://github.com/o/n", "main", "book/1.ipynb").endswith("/github/o/n/blob/main/book/1.ipynb")
+    assert "example.invalid/ngpt-core" in sphinx_ext.colab_url("https://example.invalid/ngpt-core", "main", "book/1.ipynb")
+
+
+def test_templates_leave_other_braces_alone():
+    assert binding.parse_template("%{x} and {other} and {{", {"x"}) is None
+    parts = binding.parse_template("{x:.1e}, {n:,d}", {"x", "n"})
+    assert binding.fill(parts, {"x": 12345.0, "n": 12345.0}) == "1.2e+04, 12,345"
