@@ -113,25 +113,29 @@ def ssd_chunked(
     xs = rearrange(x, "b (c q) (g r) p -> b c g q r p", q=Q, g=G)
     ds = rearrange(dt, "b (c q) (g r) -> b c g q r", q=Q, g=G)
     B, C = (rearrange(part, "b (c q) g n -> b c g q n", q=Q) for part in (B, C))
-    log_a = rearrange(dt * A, "b (c q) (g r) -> b c g r q", q=Q, g=G).cumsum(-1)  # log(a_1 ... a_q), per chunk
+    each = rearrange(dt * A, "b (c q) (g r) -> b c g r q", q=Q, g=G)  # log a_q
+    log_a = each.cumsum(-1)  # log(a_1 ... a_q), from the start of the chunk
+    to_end = F.pad(each[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1))  # log(a_{q+1} ... a_Q)
 
-    # 1. Inside a chunk: attention with the mask L_qs = a_{s+1} ... a_q.
+    # 1. Inside a chunk: attention with the mask L_qs = a_{s+1} ... a_q. Its diagonal is 1, not exp(0): else the gradients of
+    #    the decays would be sums in which these largest terms cancel, up to their rounding.
     seen = torch.ones(Q, Q, dtype=torch.bool, device=x.device).tril()
+    diagonal = torch.eye(Q, dtype=torch.bool, device=x.device)
     if segment is not None:
         of = rearrange(segment, "b (c q) -> b c 1 1 q", q=Q)
         seen = seen & (of[..., :, None] == of[..., None, :])
-    L = torch.exp((log_a[..., :, None] - log_a[..., None, :]).masked_fill(~seen, -torch.inf))
+    log_L = (log_a[..., :, None] - log_a[..., None, :]).masked_fill(diagonal, 0.0)
+    L = torch.exp(log_L.masked_fill(~seen, -torch.inf))
     M = (C @ B.mT)[:, :, :, None] * L  # b c g r q s
     y = rearrange(M @ rearrange(xs * ds[..., None], "b c g q r p -> b c g r q p"), "b c g r q p -> b c q g r p")
 
     # 2. What a chunk adds to the state at its end.
-    last, to_end = log_a[..., -1:], log_a[..., -1:] - log_a
-    from_start, through = log_a, last
+    from_start, through = log_a, log_a[..., -1:]
     if segment is not None:  # only the last document writes to the end, only the first reads from the start
         first = F.pad(of[:, :-1, ..., -1:], (0, 0, 0, 0, 0, 0, 1, 0))  # the segment that the incoming state belongs to
         to_end = to_end.masked_fill(of != of[..., -1:], -torch.inf)
         from_start = log_a.masked_fill(of != first, -torch.inf)
-        through = last.masked_fill(of[..., -1:] != first, -torch.inf)
+        through = through.masked_fill(of[..., -1:] != first, -torch.inf)
     w = ds * torch.exp(to_end).mT
     added = B.mT @ rearrange(xs * w[..., None], "b c g q r p -> b c g q (r p)")  # b c g n (r p)
 
