@@ -135,10 +135,7 @@ def require_fused(group: dict, slots: list[Slot], mask: Tensor | None, probe: Di
 
 def _why_not_fused(group: dict, slot: Slot, mask: Tensor | None, probe: Diagnostics | None) -> str | None:
     """The reason as a sentence; None if a kernel may take the tensor."""
-    try:
-        from .fused import usable
-    except ImportError:
-        return "the kernels are not there."
+    from .fused import usable
 
     dim = group["unit_dim"]
     if probe is not None:
