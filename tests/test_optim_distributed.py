@@ -139,7 +139,7 @@ def scene_partial(mesh):
     return whole(p.detach())
 
 
-def scene_nonfinite(mesh, rank):
+def scene_nonfinite(mesh):
     """Only rank 1 holds the nan. Does every rank notice, and is nothing changed?"""
     layouts = {k: LAYOUTS[k] for k in ("rows, uneven", "rows split, uneven", "coordinates")}
     result = {}
@@ -260,10 +260,14 @@ def play(rank: int, world: int, folder: str) -> None:
     if world == 2:
         mesh = init_device_mesh("cpu", (2,))
         scenes = dict(
-            layouts=lambda: scene_layouts(mesh, LAYOUTS), messages=lambda: scene_messages(mesh), partial=lambda: scene_partial(mesh),
-            nonfinite=lambda: scene_nonfinite(mesh, rank), zero=lambda: scene_zero_vector(mesh),
-            diagnostics=lambda: scene_diagnostics(mesh), fsdp=lambda: scene_fsdp(rank, world, folder),
-        )  # fmt: skip
+            layouts=lambda: scene_layouts(mesh, LAYOUTS),
+            messages=lambda: scene_messages(mesh),
+            partial=lambda: scene_partial(mesh),
+            nonfinite=lambda: scene_nonfinite(mesh),
+            zero=lambda: scene_zero_vector(mesh),
+            diagnostics=lambda: scene_diagnostics(mesh),
+            fsdp=lambda: scene_fsdp(rank, world, folder),
+        )
     else:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         scenes = dict(layouts=lambda: scene_layouts(mesh, GRID))
@@ -281,6 +285,8 @@ def play(rank: int, world: int, folder: str) -> None:
 
 def world_of(n: int, folder) -> list[dict]:
     os.environ["OMP_NUM_THREADS"] = "1"
+    preload = [f"torch.distributed.{x}" for x in ("checkpoint", "fsdp", "tensor")]
+    mp.set_forkserver_preload([*preload, "ngpt_core.optim"])
     mp.start_processes(play, args=(n, str(folder)), nprocs=n, start_method="forkserver")  # torch is imported once for all
     return [torch.load(f"{folder}/{n}-{rank}.pt", weights_only=False) for rank in range(n)]
 
