@@ -102,7 +102,7 @@ def test_a_fractional_power_wants_positive_scales_and_an_integer_power_does_not(
 @pytest.mark.parametrize("chunk", [1, 6, 23, None])
 def test_the_chunked_loss_equals_the_twin(q, form, chunk):
     h, W, s_z, targets = problem()
-    loss = linear_cross_entropy(h, W, targets, s_z, q, form, chunk=chunk)
+    loss = linear_cross_entropy(h, W, targets, s_z, q, form=form, chunk=chunk)
     twin = lgp_cross_entropy(*(x.detach().numpy() for x in (h, W, targets, s_z)), q, form)
     assert loss.dtype == torch.float64
     close((loss, *grads(loss, h, W, s_z)), [np.asarray(x) for x in twin])
@@ -115,7 +115,8 @@ def test_the_chunked_loss_equals_torchs_cross_entropy_of_the_logits(N, V, d, chu
     targets[-1] = V - 1  # at least one target counts: torch's mean over none is NaN
     s = s_z if scaled else None
     inputs = (h, W, s_z) if scaled else (h, W)
-    ours, theirs = linear_cross_entropy(h, W, targets, s, *lgp, chunk=chunk), naive(h, W, targets, s, *lgp)
+    ours = linear_cross_entropy(h, W, targets, s, lgp[0], form=lgp[1], chunk=chunk)
+    theirs = naive(h, W, targets, s, *lgp)
     close((ours, *grads(ours, *inputs)), (theirs, *grads(theirs, *inputs)))
 
 
@@ -209,6 +210,30 @@ def test_bfloat16_makes_logits_loss_and_weight_gradient_in_float32():
     # logits rounded to bfloat16 would be off by more than that
     rounded = naive(h, W, targets, s_z)
     assert error(rounded, exact) > 1e-5
+
+
+def test_the_path_that_multiplies_halves_agrees_with_the_path_that_widens_them(monkeypatch):
+    """CUDA's path, with its one operation that a CPU lacks (halves in, float32 out) emulated."""
+
+    def addmm_(out, a, b, beta):
+        assert out.dtype == torch.float32 and a.dtype == b.dtype == torch.bfloat16
+        out.mul_(beta).nan_to_num_(0.0).add_(a.float() @ b.float())
+
+    h, W, s_z, targets = (x.detach() for x in problem(100, 60, 16))
+    h, W, s_z = h.bfloat16().requires_grad_(), W.bfloat16().requires_grad_(), (5 * s_z).float().requires_grad_()
+
+    def run():
+        loss = linear_cross_entropy(h, W, targets, s_z, chunk=32)
+        return loss, *grads(loss, h, W, s_z)
+
+    widened = run()
+    monkeypatch.setattr(loss_module, "_multiplies_halves", lambda x: True)
+    monkeypatch.setattr(loss_module, "_addmm_", addmm_)
+    halves = run()
+    close([halves[0]], [widened[0]], 1e-6)  # the logits are float32 in both
+    for a, b in zip(halves[1:], widened[1:]):  # dz is rounded to 8 bits before its products
+        assert a.dtype == b.dtype
+        assert (a.float() - b.float()).norm() < 4e-3 * b.float().norm()
 
 
 def test_autocast_is_as_for_linear():
@@ -345,7 +370,7 @@ def test_row_norms_give_lgp_to_a_model_without_s_z(q, form):
     W_bar, s = row_norms(W)
     close([torch.linalg.vector_norm(W_bar, dim=-1), s.unsqueeze(1) * W_bar], [torch.ones(31, dtype=torch.float64), W])
     ordinary = naive(h, W, targets)
-    lgp = linear_cross_entropy(h, W_bar, targets, s, q, form)
+    lgp = linear_cross_entropy(h, W_bar, targets, s, q, form=form)
     close([lgp], [ordinary])  # the forward pass is unchanged
     dh, dW = grads(lgp, h, W)
     # the closed form of the docstring, from G = dL/dz^T h, which is the ordinary gradient of W

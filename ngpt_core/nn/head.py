@@ -133,9 +133,9 @@ def linear_cross_entropy(
     targets: Tensor,
     s_z: Tensor | None = None,
     q: float | None = 1.0,
-    form: str = "ratio",
     ignore_index: int = -100,
     chunk: int | None = None,
+    form: str = "ratio",
     reduction: str = "mean",
     denominator: float | Tensor | None = None,
     backend: str = "chunked",
@@ -291,5 +291,5 @@ class Head(nn.Module):
         """Mean cross-entropy over the targets that are not ignored, or its sum divided by ``denominator``."""
         s_z = None if self.s_z is None else self.s_z()
         return linear_cross_entropy(
-            h, self.weight, targets, s_z, self.q, self.form, ignore_index, chunk, denominator=denominator
+            h, self.weight, targets, s_z, self.q, ignore_index, chunk, self.form, denominator=denominator
         )
