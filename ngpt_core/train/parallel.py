@@ -82,7 +82,7 @@ def start(config: TrainConfig) -> World:
     if on_cuda:
         torch.cuda.set_device(device)
     world = World(device, rank, size)
-    if not dist.is_initialized() and (size > 1 or on_cuda or _bf16(config, device)):
+    if not dist.is_initialized() and (size > 1 or on_cuda or _bf16(config, device) or config.async_save):
         backend = "cuda:nccl,cpu:gloo" if on_cuda else "gloo"
         alone = {} if size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group(backend, **alone)
@@ -96,12 +96,6 @@ def _bf16(config: TrainConfig, device: torch.device) -> bool:
 
 def make_meshes(config: TrainConfig, world: World) -> tuple[DeviceMesh, DeviceMesh]:
     """The ranks as replica x fsdp, for everything, and as replica x shard x expert, for divided experts."""
-    per = config.replicas * config.expert_parallel
-    if world.size % per:
-        raise ValueError(
-            f"{world.size} ranks do not divide into {config.replicas} replicas x {config.expert_parallel} ranks that share "
-            f"experts: start a multiple of {per}, or change --replicas or --expert-parallel."
-        )
     inner = world.size // config.replicas
     return (
         init_device_mesh(world.device.type, (config.replicas, inner), mesh_dim_names=("replica", "fsdp")),
@@ -202,6 +196,12 @@ class Parallel:
 
 def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Parallel:
     """Apply, from the inside out: expert parallelism, activation checkpointing, compilation, FSDP."""
+    per = config.replicas * config.expert_parallel
+    if world.size % per:
+        raise ValueError(
+            f"{world.size} ranks do not divide into {config.replicas} replicas x {config.expert_parallel} ranks that share "
+            f"experts: start a multiple of {per}, or change --replicas or --expert-parallel."
+        )
     mesh, expert_mesh = make_meshes(config, world) if dist.is_initialized() else (None, None)
     if config.expert_parallel > 1:
         experts = model.config.n_experts if "E" in model.config.pattern else 0

@@ -46,7 +46,8 @@ class Trainer:
         self.run, self.world, config = run, world, run.config
         self.t = 0
         self.seconds = 0.0  # of training, over all sessions of the run
-        self.stop = False
+        self.asked = False  # this process was told to stop
+        self.stop = False  # a rank was: all stop after the same step
         self.loader = Loader(corpora, config.batch_size, config.seq_len, "train", config.seed, world.rank, world.size)
         share = config.batch_size // world.size
         self.rows = config.micro_batch or share
@@ -69,7 +70,7 @@ class Trainer:
         """One optimizer step; ``look`` also collects the optimizer's diagnostics. Returns the step's numbers."""
         begin, self.t = time.perf_counter(), self.t + 1
         batch = self.loader.next()
-        denominator = float(self.world.sum(batch.counted.to(self.world.device)))  # targets in the global batch
+        denominator = max(1.0, float(self.world.sum(batch.counted.to(self.world.device))))  # targets in the global batch
         sums, load = torch.zeros(4, device=self.world.device, dtype=torch.float64), None
         micro_batches = batch.split(self.rows)
         for i, micro in enumerate(micro_batches):
@@ -81,7 +82,7 @@ class Trainer:
             load = _add(load, stats["load"])
         self.parallel.finish_gradients()
 
-        sums[2:] = torch.tensor([float(self.stop), float(self.checkpoints.ready)])
+        sums[2:] = torch.tensor([float(self.asked), float(self.checkpoints.ready)])
         message = self.world.sum(torch.cat([sums, *(x.double() for x in load)]))
         (loss, balance, stop, ready), load = message[:4].tolist(), list(message[4:].split([len(x) for x in load]))
         norm = float(self.parallel.grad_norm())
@@ -91,9 +92,9 @@ class Trainer:
             self._scale_gradients(self.clip_norm / norm)
 
         lr = float(self.rate["lr"])
-        look = look and isinstance(self.optimizer, GatedAdamW)
-        if isinstance(self.optimizer, GatedAdamW):
-            self.optimizer.diagnostics = Diagnostics(d_model=self.run.model.d_model) if look else None
+        diagnostics = Diagnostics(d_model=self.run.model.d_model) if look and isinstance(self.optimizer, GatedAdamW) else None
+        caps = [g.get("cap") for g in self.optimizer.param_groups]
+        self.optimizer.diagnostics = diagnostics  # torch's AdamW, the baseline's, never looks at it
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -101,7 +102,7 @@ class Trainer:
             self.model.update_router_bias(load)
         if ready == self.world.size:
             self.checkpoints.finish()
-        self.stop = stop > 0  # what any rank was told holds for all
+        self.stop = stop > 0
         elapsed = time.perf_counter() - begin
         self.seconds += elapsed
         tokens = self.loader.batch_size * self.loader.seq_len
@@ -116,7 +117,7 @@ class Trainer:
             "time": self.seconds,
             **self._routers(load, look),
             **self._scales(look),
-            **({"diagnostics": self.optimizer.diagnostics.last} if look else {}),
+            **({"diagnostics": self._labelled(diagnostics.last, caps)} if diagnostics is not None else {}),
         }
 
     # ---- what a step tells -------------------------------------------------------------------------------------------
@@ -134,6 +135,11 @@ class Trainer:
         with torch.no_grad():
             found = {"s_z": float(self.model.head.s_z().mean())}
             return found | ({"alpha": [float(b.alpha().abs().mean()) for b in self.model.blocks]} if look else {})
+
+    def _labelled(self, records: list[dict], caps: list[float | None]) -> list[dict]:
+        """The optimizer's records, one a group, with what is in the group and the cap that held for it."""
+        groups = self.optimizer.param_groups
+        return [{**r, "name": groups[r["group"]]["label"], "cap": caps[r["group"]]} for r in records]
 
     def _not_finite(self, loss: float) -> str:
         """The sentence for a loss or gradient that is not finite. Every rank looks at its part, and all agree on the first."""
@@ -222,7 +228,7 @@ def _signals(trainer: Trainer) -> Iterator[None]:
     """SIGTERM and Ctrl-C ask the loop to save and end after the step that it is in."""
 
     def ask(number, frame):
-        trainer.stop = True
+        trainer.asked = True
 
     old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -1,0 +1,193 @@
+"""What does a run look like afterwards, and who was better?
+
+``ngpt report RUN... --out report.html``: one HTML file that needs nothing else (plotly is inside), with the runs' losses over
+tokens and time, the tokens that each needs to reach the other's final loss (how the paper compares GPT and nGPT), and the
+paper's own figures drawn from these runs (``figures.py``). Here are the numbers and the page.
+"""
+
+import html
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..config import ModelConfig
+from ..presets import count_parameters
+from .metrics import read_metrics
+from .run import Run
+
+__all__ = ["LoggedRun", "comparison", "log_fit", "read_run", "tokens_to_reach", "write_report"]
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+@dataclass
+class LoggedRun:
+    """A run's lines, and what it was."""
+
+    name: str
+    records: list[dict]
+    config: dict
+
+    def series(self, y: str, x: str = "tokens") -> tuple[np.ndarray, np.ndarray]:
+        """(x, y) of the lines that have y."""
+        lines = [r for r in self.records if y in r]
+        return np.array([r[x] for r in lines], float), np.array([r[y] for r in lines], float)
+
+    @property
+    def judged_by(self) -> str:
+        """The loss that runs are compared by: held-out where it was evaluated at least twice, else training, smoothed."""
+        return "val_loss" if len(self.series("val_loss")[0]) > 1 else "loss"
+
+    @property
+    def kind(self) -> str:
+        return "nGPT" if self.config["model"]["normalized"] else "GPT"
+
+
+def read_run(folder: str) -> LoggedRun:
+    records = read_metrics(folder)
+    if not records:
+        raise ValueError(f"{folder} has trained no step yet: there is nothing to report.")
+    return LoggedRun(Path(folder).resolve().name, records, Run.read(folder))
+
+
+def smooth(y: np.ndarray, window: int | None = None) -> np.ndarray:
+    """A running mean over the last ``window`` values (a fiftieth of them by default): training losses are noisy."""
+    window = window or max(1, len(y) // 50)
+    sums = np.cumsum(np.concatenate([[0.0], y]))
+    first = np.maximum(0, np.arange(1, len(y) + 1) - window)
+    return (sums[1:] - sums[first]) / (np.arange(1, len(y) + 1) - first)
+
+
+def _curve(run: LoggedRun, by: str) -> tuple[np.ndarray, np.ndarray]:
+    tokens, loss = run.series(by)
+    return tokens, smooth(loss) if by == "loss" else loss
+
+
+def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, target: float) -> float | None:
+    """Tokens at which the curve first comes down to ``target``, linearly between two points; None if it never does."""
+    below = np.flatnonzero(loss <= target)
+    if len(below) == 0:
+        return None
+    i = below[0]
+    if i == 0:
+        return float(tokens[0])
+    share = (loss[i - 1] - target) / (loss[i - 1] - loss[i])
+    return float(tokens[i - 1] + share * (tokens[i] - tokens[i - 1]))
+
+
+def comparison(runs: list[LoggedRun]) -> list[dict]:
+    """For each ordered pair: the tokens that ``run`` needs for the final loss of ``other``, and their share of other's."""
+    rows = []
+    by = "val_loss" if all(run.judged_by == "val_loss" for run in runs) else "loss"
+    for run in runs:
+        for other in runs:
+            if other is run:
+                continue
+            other_tokens, other_loss = _curve(other, by)
+            needed = tokens_to_reach(*_curve(run, by), float(other_loss[-1]))
+            rows.append(
+                {
+                    "run": run.name,
+                    "other": other.name,
+                    "by": by,
+                    "target": float(other_loss[-1]),
+                    "tokens": needed,
+                    "of": float(other_tokens[-1]),
+                    "share": None if needed is None else needed / float(other_tokens[-1]),
+                }
+            )
+    return rows
+
+
+def log_fit(t: np.ndarray, y: np.ndarray, start: float) -> tuple[float, float]:
+    """(a, b) of the least-squares fit y = a + b ln t over t >= start (figure 2 of the paper)."""
+    keep = t >= start
+    b, a = np.polyfit(np.log(t[keep]), y[keep], 1)
+    return float(a), float(b)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2230 }
+table { border-collapse: collapse } td, th { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #d9dbe0 }
+td:first-child, th:first-child { text-align: left } figure { margin: 1.5rem 0 }
+pre { white-space: pre-wrap; background: #7f879422; padding: .6rem }
+@media (prefers-color-scheme: dark) { body { color: #dfe3ea; background: #14171d } }
+"""
+_COLUMNS = ("run", "model", "parameters", "steps", "tokens", "loss", "held-out loss", "tokens/s")
+
+
+def _summary(runs: list[LoggedRun]) -> str:
+    rows = ["<tr>" + "".join(f"<th>{name}</th>" for name in _COLUMNS) + "</tr>"]
+    for run in runs:
+        held_out = run.series("val_loss")[1]
+        size = count_parameters(ModelConfig.from_dict(run.config["model"])).total
+        last = run.records[-1]
+        speed = np.median(run.series("tokens_per_s")[1])
+        values = [
+            run.name,
+            f"{run.config['model']['name']} ({run.kind})",
+            f"{size:,}",
+            f"{last['step']:,}",
+            f"{last['tokens']:,}",
+        ]
+        values += [f"{smooth(run.series('loss')[1])[-1]:.4f}", f"{held_out[-1]:.4f}" if len(held_out) else "-", f"{speed:,.0f}"]
+        rows.append("<tr>" + "".join(f"<td>{html.escape(v)}</td>" for v in values) + "</tr>")
+    return "<table>" + "".join(rows) + "</table>"
+
+
+def sentence(row: dict) -> str:
+    """One row of the comparison, in words."""
+    loss = "held-out loss" if row["by"] == "val_loss" else "training loss"
+    if row["tokens"] is None:
+        return f"{row['run']} does not reach the final {loss} of {row['other']} ({row['target']:.4f})."
+    return (
+        f"{row['run']} reaches the final {loss} of {row['other']} ({row['target']:.4f}) after {row['tokens']:,.0f} tokens, "
+        f"{row['share']:.0%} of the {row['of']:,.0f} that {row['other']} took."
+    )
+
+
+def _samples(folders: list[str]) -> str:
+    parts = []
+    for folder in folders:
+        path = Path(folder) / "samples.jsonl"
+        if path.exists() and (lines := path.read_text(encoding="utf-8").splitlines()):
+            last = json.loads(lines[-1])
+            title = f"{Path(folder).resolve().name}, step {last['step']}"
+            parts.append(f"<h3>{html.escape(title)}</h3><pre>{html.escape(last['text'])}</pre>")
+    return "<h2>Samples</h2>" + "\n".join(parts) if parts else ""
+
+
+def write_report(folders: list[str], out: str) -> str:
+    """Write the page; returns the sentence that says where it is."""
+    try:
+        import plotly.io
+        from plotly.offline import get_plotlyjs
+
+        from .figures import SECTIONS
+    except ImportError:
+        raise ValueError("ngpt report draws with plotly: pip install plotly ipywidgets anywidget.") from None
+    runs = [read_run(folder) for folder in folders]
+    if len({run.name for run in runs}) < len(runs):
+        for run, folder in zip(runs, folders):
+            run.name = folder.rstrip("/")
+    parts = [f"<h1>{html.escape(' and '.join(run.name for run in runs))}</h1>", _summary(runs)]
+    if pairs := comparison(runs):
+        parts.append("<ul>" + "".join(f"<li>{html.escape(sentence(row))}</li>" for row in pairs) + "</ul>")
+    for title, draw, text in SECTIONS:
+        figure = draw(runs)
+        if figure.data and any(len(trace.x) for trace in figure.data if trace.x is not None):
+            body = plotly.io.to_html(
+                figure, include_plotlyjs=False, full_html=False, config={"responsive": True, "displaylogo": False}
+            )
+            parts.append(f"<h2>{title}</h2><p>{text}</p><figure>{body}</figure>")
+    parts.append(_samples(folders))
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ngpt report</title><style>{_STYLE}</style>'
+        f"<script>{get_plotlyjs()}</script></head><body>{''.join(parts)}</body></html>"
+    )
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return f"report: {path.resolve()}"
