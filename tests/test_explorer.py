@@ -351,3 +351,11 @@ def test_templates_leave_other_braces_alone():
     assert binding.parse_template("%{x} and {other} and {{", {"x"}) is None
     parts = binding.parse_template("{x:.1e}, {n:,d}", {"x", "n"})
     assert binding.fill(parts, {"x": 12345.0, "n": 12345.0}) == "1.2e+04, 12,345"
+
+
+def test_long_constant_arrays_on_a_logarithmic_axis_keep_their_digits():
+    x = np.geomspace(1e-16, 1e-2, 200)
+    figure = go.Figure(go.Scatter(x=x, y=np.linspace(0, 1, 200))).update_xaxes(type="log")
+    packed = next(a for a in page.figure_spec(binding.tree_of(figure))["arrays"].values() if a["kind"] == "f4")
+    decoded = np.frombuffer(base64.b64decode(packed["data"]), "<f4")
+    assert np.abs(decoded / x - 1).max() < 1e-6

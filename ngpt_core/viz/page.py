@@ -67,7 +67,7 @@ def figure_spec(tree: dict, bound: Sequence[binding.Path] = ()) -> dict:
             leaf = None
         elif numbers is not None and numbers.size > SHORT:
             key = f"_{len(spec['arrays'])}"
-            spec["arrays"][key] = pack(numbers, 0).spec()
+            spec["arrays"][key] = pack(numbers, 0, binding.on_log_axis(path, tree)).spec()
             strides = tuple(int(np.prod(numbers.shape[k + 1 :], dtype=int)) for k in range(numbers.ndim))
             spec["bind"].append(binding.Binding(path, key, 0, strides, numbers.shape).spec())
             leaf = None
