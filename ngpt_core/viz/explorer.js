@@ -72,8 +72,8 @@
 
   // -- the page around the figure --------------------------------------------------------------------------------------
   // Text, axes and grid take the colour of the text around the figure, so they can be read on any page, light or dark.
-  function painted(element, width) {
-    const rgb = getComputedStyle(element).color.match(/[\d.]+/g).slice(0, 3).join(",");
+  const inkOf = (element) => getComputedStyle(element).color.match(/[\d.]+/g).slice(0, 3).join(",");
+  function painted(rgb, width) {
     const ink = (a) => `rgba(${rgb},${a})`;
     const template = structuredClone(settings.template), t = template.layout;
     const lines = { gridcolor: ink(0.13), linecolor: ink(0.5), tickcolor: ink(0.5), zerolinecolor: ink(0.35) };
@@ -90,9 +90,9 @@
     return template;
   }
 
-  const repaint = new Set();
+  const repaint = new Set();  // one function a drawing: redraw it if its ink is another
   function watchTheme() {
-    const all = () => requestAnimationFrame(() => repaint.forEach((draw) => draw()));
+    const all = () => requestAnimationFrame(() => repaint.forEach((look) => look()));
     const attributes = ["data-theme", "data-mode", "class", "theme", "data-jp-theme-light", "data-vscode-theme-kind"];
     for (const node of [document.documentElement, document.body]) {
       new MutationObserver(all).observe(node, { attributes: true, attributeFilter: attributes });
@@ -128,7 +128,7 @@
     const figure = { data: spec.data, layout: { ...spec.layout, uirevision: 0, autosize: true } };
     const position = sliders.map((s) => s.default);
     const names = sliders.map((s) => `${key}.${s.name}`);
-    let width = 0, queued = false;
+    let width = 0, queued = false, paint = "";
 
     const said = (parts) => parts.map((part) => {
       if (typeof part === "string") return part;
@@ -140,8 +140,12 @@
       queued = false;
       for (const bind of spec.bind) put(figure, bind.path, leaf(bind, read[bind.key](position)));
       for (const [path, parts] of spec.texts || []) put(figure, path, said(parts));
-      figure.layout.template = painted(element, width);
-      figure.layout.width = width;
+      const ink = inkOf(element);
+      if (paint !== ink + width) {
+        paint = ink + width;
+        figure.layout.template = painted(ink, width);
+        figure.layout.width = width;
+      }
       (spec.readout || []).forEach((parts, i) => { element.querySelectorAll(".ngx-told")[i].innerHTML = said(parts); });
       return Plotly.react(plot, figure.data, figure.layout, { displayModeBar: false, displaylogo: false });
     }
@@ -182,7 +186,7 @@
       if (obey()) element.scrollIntoView({ block: "center" });
       window.addEventListener("hashchange", obey);
     }
-    repaint.add(soon);
+    repaint.add(() => { if (paint !== inkOf(element) + width) soon(); });
     new ResizeObserver(() => { if (plot.clientWidth && plot.clientWidth !== width) { width = plot.clientWidth; soon(); } }).observe(plot);
     return draw();
   }

@@ -38,8 +38,12 @@ class Space:
         self.eye, self.view = eye, np.stack([right, np.cross(right, ahead), ahead])
 
     def _xyz(self, trace: dict) -> list[np.ndarray]:
-        x, y, z = (np.asarray(trace[k], dtype=float) for k in "xyz")
-        return [x, y, z] if trace["type"] != "surface" or x.ndim == 2 else [x[None, :], y[:, None], z]
+        z = np.asarray(trace["z"], dtype=float)
+        if trace["type"] != "surface":
+            return [np.asarray(trace["x"], dtype=float), np.asarray(trace["y"], dtype=float), z]
+        given = zip((trace.get("x"), trace.get("y")), z.shape[::-1])
+        x, y = (np.arange(n) if values is None else np.asarray(values, dtype=float) for values, n in given)
+        return [x if x.ndim == 2 else x[None, :], y if y.ndim == 2 else y[:, None], z]
 
     def project(self, x, y, z) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(pixel x, pixel y, depth), in perspective."""

@@ -1,0 +1,409 @@
+"""Does the built book work in a real browser: every page, every slider, without a kernel and without a network?
+
+Headless Chromium, driven by selenium. The pages are those of ``book/_toc.yml``: a new chapter is tested without a change here.
+NGPT_BOOK_HTML names a site that is already built; otherwise one is built from the notebooks' stored outputs. Without Chromium
+the tests are skipped, or fail where NGPT_REQUIRE_BROWSER=1 says that it must be there.
+"""
+
+import functools
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import yaml
+
+from ngpt_core.viz import Explorer, Slider, page, sphinx_ext
+
+pytestmark = pytest.mark.browser
+ROOT = Path(__file__).parents[1]
+FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync
+    --disable-component-update --disable-default-apps --disable-dev-shm-usage --enable-unsafe-swiftshader --mute-audio
+    --hide-scrollbars --window-size=1200,1000""".split()
+
+
+def toc() -> list[str]:
+    tree = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
+    parts = [tree, *tree.get("parts", [])]
+    return [tree["root"], *(chapter["file"] for part in parts for chapter in part.get("chapters", []))]
+
+
+PAGES = toc()
+
+SEEN = """return [...document.querySelectorAll('.ngx')].map(e => ['.ngx-still svg', '.ngx-plot', '.ngx-panel']
+    .map(css => e.querySelector(css)).map(x => !!x && x.getClientRects().length > 0))"""
+PLACES = "return [...document.querySelectorAll('.ngx-row input')].map(e => e.value)"
+SPILLED = """return [document.documentElement, ...document.querySelectorAll('.ngx, .ngx-panel, .ngx-plot .main-svg')]
+    .filter(e => Math.max(e.getBoundingClientRect().right, e === document.documentElement ? e.scrollWidth : 0) > 390.5)
+    .map(e => e.className || e.tagName)"""
+CONTRASTS = """const light = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
+        .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+      return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2] + 0.05; };
+    return [...document.querySelectorAll('.ngx-plot')].map(p => {
+      let e = p, ground;
+      do { ground = getComputedStyle(e).backgroundColor; e = e.parentElement; }
+      while (e && /, 0\\)|transparent/.test(ground));
+      const [a, b] = [light(p.layout.template.layout.font.color), light(ground)];
+      return Math.max(a, b) / Math.min(a, b); });"""
+
+
+# ---- a site, a server, a browser -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    if given := os.environ.get("NGPT_BOOK_HTML"):
+        return (ROOT / given).resolve()
+    folder = tmp_path_factory.mktemp("book")
+    tool = Path(sys.executable).with_name("jupyter-book")
+    command = [tool, "build", "book", "--config", "_config.yml", "--path-output", folder, "-n", "-W", "--keep-going", "-q"]
+    build = subprocess.run(command, cwd=ROOT, env={**os.environ, "NGPT_BOOK_EXECUTE": "off"}, capture_output=True, text=True)
+    assert build.returncode == 0, build.stderr
+    return folder / "_build" / "html"
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="session")
+def address(site):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Browser:
+    """A driver with what these tests ask of it."""
+
+    def __init__(self, driver):
+        self.driver = driver
+        self.js = driver.execute_script
+
+    def cdp(self, command: str, **arguments):
+        return self.driver.execute_cdp_cmd(command, arguments)
+
+    def forget(self) -> None:
+        self.driver.get("about:blank")
+        for log in ("browser", "performance"):
+            self.driver.get_log(log)
+
+    def desktop(self) -> None:
+        self.cdp("Emulation.clearDeviceMetricsOverride")
+        self.cdp("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": "light"}])
+        self.forget()
+
+    def phone(self) -> None:
+        self.desktop()
+        self.cdp("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+
+    def open(self, url: str) -> None:
+        """Load a page (anew, even where only its hash differs) and wait until everything on it is drawn."""
+        self.driver.get("about:blank")
+        self.driver.get(url)
+        self.wait(
+            "return document.readyState === 'complete' && [...document.querySelectorAll('.ngx')].every("
+            "e => e.dataset.state === 'live' && e.querySelector('.ngx-plot')._fullLayout && e.querySelector('.ngx-plot svg'))",
+            30,
+        )
+
+    def wait(self, script: str, seconds: float = 10, *arguments):
+        end = time.monotonic() + seconds
+        while not (answer := self.js(script, *arguments)):
+            assert time.monotonic() < end, f"{self.driver.current_url}: waited {seconds} s for: {script}"
+            time.sleep(0.03)
+        return answer
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+    def requests(self) -> list[str]:
+        """The addresses that were asked for since the last question."""
+        events = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
+        urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        return [u for u in urls if not u.startswith(("data:", "blob:", "about:", "chrome:"))]
+
+    def drawing(self, explorer) -> int:
+        """A hash of all that the figure shows: its data, and the texts and shapes of its layout."""
+        return self.js(
+            """const plot = arguments[0].querySelector(".ngx-plot"), all = JSON.stringify(
+                 [plot.data, plot.layout.annotations, plot.layout.shapes, plot.layout.title],
+                 (k, v) => ArrayBuffer.isView(v) ? [...v] : v);
+               let hash = 0;
+               for (let i = 0; i < all.length; i++) hash = (hash * 31 + all.charCodeAt(i)) | 0;
+               return hash;""",
+            explorer,
+        )
+
+    def settled(self) -> None:
+        """Let the frame that a move asked for be drawn."""
+        self.driver.execute_async_script(
+            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20)));"
+        )
+
+    def find(self, css: str, within=None):
+        return (within or self.driver).find_elements("css selector", css)
+
+
+def _absent(words: str):
+    if os.environ.get("NGPT_REQUIRE_BROWSER") == "1":
+        pytest.fail(words, pytrace=False)
+    pytest.skip(words)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    binary = next((found for name in names if (found := shutil.which(name))), None)
+    driver = shutil.which("chromedriver") or shutil.which("chromium.chromedriver")
+    if not binary or not driver:
+        _absent("The browser tests need Chromium and its driver. On Debian: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is missing: pip install -e .[dev]")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    # No name but localhost has an address: a request that leaves fails, and is seen.
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    try:
+        yield Browser(chrome)
+    finally:
+        chrome.quit()
+
+
+# ---- every page ------------------------------------------------------------------------------------------------------
+#
+# Loading is what costs (plotly.js, and 3-D without a graphics card), so a chapter is opened twice: once on the desktop from the
+# server, for all tests that take it as ``chapter``, in the order in which they stand here; and once on a phone from the disk.
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def chapter(request, browser, address) -> str:
+    """The page, open in a light window of the desktop, its sliders where they were put."""
+    browser.desktop()
+    browser.open(f"{address}/{request.param}.html")
+    return request.param
+
+
+def test_a_page_is_quiet_and_asks_nobody_else(browser, address, chapter):
+    assert [url for url in browser.requests() if not url.startswith(address)] == []
+    assert browser.errors() == []
+    if browser.js("return !!document.querySelector('.math')"):
+        browser.wait("return !!document.querySelector('mjx-container')")  # MathJax came from the site itself
+
+
+def test_every_slider_and_figure_has_a_name_for_those_who_listen(browser, chapter):
+    for slider in browser.find(".ngx-row input"):
+        assert slider.accessible_name.strip() and slider.aria_role == "slider"
+        assert slider.get_attribute("aria-valuetext")
+    for plot in browser.find(".ngx-plot"):
+        assert plot.get_attribute("aria-label").strip()
+
+
+def test_on_paper_there_is_a_still_picture(browser, chapter):
+    assert all(kinds[:2] == [False, True] for kinds in browser.js(SEEN))
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    assert all(kinds == [True, False, False] for kinds in browser.js(SEEN))
+    browser.cdp("Emulation.setEmulatedMedia", media="")
+
+
+def test_the_dark_page_is_drawn_in_light_ink(browser, chapter):
+    ink = "[...document.querySelectorAll('.ngx-plot')].map(p => p.layout.template.layout.font.color)"
+    before = browser.js(f"return {ink}")
+    browser.js("document.documentElement.dataset.theme = 'dark'")
+    browser.wait(f"return {ink}.every((c, i) => c !== arguments[0][i])", 10, before)
+    assert min(browser.js(CONTRASTS), default=21) >= 7
+    browser.js("document.documentElement.dataset.theme = 'light'")
+    browser.wait(f"return {ink}.every((c, i) => c === arguments[0][i])", 10, before)
+    assert min(browser.js(CONTRASTS), default=21) >= 7
+
+
+def test_every_slider_moves_its_drawing_by_mouse_and_by_key(browser, chapter):
+    from selenium.webdriver import ActionChains, Keys
+
+    for explorer in browser.find(".ngx[data-kind=explorer]"):
+        plot, reset = browser.find(".ngx-plot", explorer)[0], browser.find(".ngx-reset", explorer)[0]
+        start = browser.drawing(explorer)
+        for row in browser.find(".ngx-row", explorer):
+            slider, shown = browser.find("input", row)[0], browser.find("output", row)[0]
+            what = f"{chapter}, slider {browser.find('label', row)[0].text!r}"
+            browser.js("arguments[0].scrollIntoView({block: 'end', behavior: 'instant'})", explorer)
+            last, first = int(slider.get_attribute("max")), int(slider.get_attribute("value"))
+            picture, words = plot.screenshot_as_png, shown.text
+            far = 0 if first > last / 2 else last
+            key, step, jump = (Keys.ARROW_LEFT, -1, Keys.HOME) if far else (Keys.ARROW_RIGHT, 1, Keys.END)
+
+            # the mouse drags the handle to the far end
+            width = slider.size["width"]
+            here, there = ((place / last - 0.5) * (width - 16) for place in (first, far))
+            hand = ActionChains(browser.driver, duration=50).move_to_element_with_offset(slider, here, 0)
+            hand.click_and_hold().move_by_offset(there - here, 0).release().perform()
+            browser.settled()
+            assert slider.get_attribute("value") == str(far), f"{what} does not follow the mouse"
+            assert browser.drawing(explorer) != start, f"{what} leaves the figure's data alone"
+            assert shown.text != words and slider.get_attribute("aria-valuetext") == shown.text
+            _changes(plot, picture, what)
+
+            # the keyboard takes it a step back, and then to the other end
+            slider.send_keys(key)
+            assert slider.get_attribute("value") == str(far + step), f"{what} does not follow the keyboard"
+            at_far = browser.drawing(explorer)
+            slider.send_keys(jump)
+            browser.settled()
+            assert slider.get_attribute("value") == str(last - far)
+            assert browser.drawing(explorer) != at_far, f"{what} leaves the figure's data alone"
+
+            reset.click()
+            browser.settled()
+            assert int(slider.get_attribute("value")) == first and shown.text == words
+            assert browser.drawing(explorer) == start and browser.js("return location.hash") == ""
+    assert browser.errors() == []
+
+
+def _changes(plot, picture: bytes, what: str) -> None:
+    """What is on the screen is another picture, not only other data."""
+    end = time.monotonic() + 10
+    while plot.screenshot_as_png == picture:
+        assert time.monotonic() < end, f"{what} does not change what is seen"
+        time.sleep(0.05)
+
+
+def test_a_shared_view_opens_from_the_disk_on_a_phone_without_a_network(browser, address, site, chapter):
+    """The second load: the link of a view in which every slider was moved, as a file, 390 pixels wide, offline."""
+    from selenium.webdriver import Keys
+
+    for explorer in browser.find(".ngx[data-kind=explorer]"):  # all of them: each keeps its own keys in the address
+        for slider in browser.find("input", explorer):
+            slider.send_keys(Keys.HOME if int(slider.get_attribute("value")) else Keys.END)
+    browser.settled()
+    hash_, places = browser.js("return location.hash"), browser.js(PLACES)
+    drawings = [browser.drawing(e) for e in browser.find(".ngx[data-kind=explorer]")]
+    assert hash_.count("=") == len(places)
+
+    browser.forget()
+    browser.phone()
+    browser.cdp("Network.enable")
+    browser.cdp("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+    try:
+        browser.open((site / f"{chapter}.html").as_uri() + hash_)
+        explorers = browser.find(".ngx[data-kind=explorer]")
+        assert browser.js(PLACES) == places and [browser.drawing(e) for e in explorers] == drawings
+        assert all(url.startswith("file:") for url in browser.requests())
+        assert browser.js(SPILLED) == [], "wider than a phone"
+        if explorers:
+            sight = "const r = arguments[0].getBoundingClientRect(); return r.bottom > 0 && r.top < innerHeight"
+            assert any(browser.js(sight, e) for e in explorers)  # the link leads to it
+            browser.js("location.hash = ''")  # going back takes the sliders back
+            browser.settled()
+            assert browser.js(PLACES) == browser.js(PLACES.replace(".value", ".defaultValue"))
+            assert [browser.drawing(e) for e in explorers] != drawings
+        assert browser.errors() == []
+    finally:
+        browser.cdp("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1)
+
+
+def test_without_scripts_there_is_a_still_picture(browser, address, chapter):
+    browser.desktop()
+    browser.cdp("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.driver.get(f"{address}/{chapter}.html")
+        stills = browser.find(".ngx-still svg")
+        assert len(stills) == len(browser.find(".ngx"))
+        assert all(still.is_displayed() and still.size["width"] > 300 for still in stills)
+        assert not any(panel.is_displayed() for panel in browser.find(".ngx-panel"))
+    finally:
+        browser.cdp("Emulation.setScriptExecutionDisabled", value=False)
+        browser.forget()
+
+
+@pytest.mark.parametrize("name", ["index", "search", "genindex"])
+def test_the_other_pages_are_quiet_too(browser, address, name):
+    browser.phone()
+    browser.open(f"{address}/{name}.html")
+    assert [url for url in browser.requests() if not url.startswith(address)] == []
+    assert browser.errors() == [] and browser.js(SPILLED) == []
+
+
+def test_the_search_finds_a_chapter(browser, address):
+    browser.desktop()
+    browser.open(f"{address}/search.html?q=sphere")
+    browser.wait("return document.querySelectorAll('#search-results li a').length > 0")
+    assert not browser.errors()
+
+
+# ---- explorer.js itself, on a page of our own ------------------------------------------------------------------------
+
+
+def spiral(turns, height, kind):
+    t = np.linspace(0, 1, 60)
+    x = np.cos(2 * np.pi * turns * t) if kind == "smooth" else np.sign(np.cos(2 * np.pi * turns * t))
+    y = np.where(t > 0.9, np.nan, np.sin(2 * np.pi * turns * t))
+    return {"p": np.stack([x, y, height * t], 1), "m": np.outer(t[:7], t[:5]) * turns, "h": height / 3}
+
+
+def spiral_figure(a):
+    line = go.Scatter3d(x=a["p"][:, 0], y=a["p"][:, 1], z=a["p"][:, 2], mode="lines", name="spiral")
+    return go.Figure([line, go.Surface(z=a["m"].T)], layout={"title": "h/3 = {h:.4f}, {kind}"})
+
+
+@pytest.fixture(scope="module")
+def bench(browser, tmp_path_factory) -> Explorer:
+    """A page as Colab would see it, plotly.js aside: two Explorers of one kind, with their scripts inside. It stays open."""
+    params = {"turns": Slider((1, 3, 3), label="n"), "height": Slider((0.5, 2, 4), default=0.5), "kind": ["smooth", "square"]}
+    explorers = [Explorer(spiral, params, spiral_figure) for _ in range(2)]
+    folder = tmp_path_factory.mktemp("bench")
+    shutil.copy(sphinx_ext.PLOTLY, folder)
+    body = "".join(e.to_html() for e in explorers)
+    body += page.Picture(go.Figure(go.Scatter(y=np.arange(40.0) ** 2)), "a parabola").to_html()
+    head = '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,"><script src="plotly.min.js"></script>'
+    (folder / "bench.html").write_text(f"{head}<body>{body}</body>")
+    browser.desktop()
+    browser.open((folder / "bench.html").as_uri())
+    return explorers[0]
+
+
+def test_the_page_draws_exactly_what_python_decodes(browser, bench):
+    explorer = bench
+    for values in ({}, {"turns": 3, "height": 2.0, "kind": "square"}, {"turns": 1, "height": 1.5}):
+        browser.js("location.hash = arguments[0]", "&".join(f"{explorer.name}.{k}={v}" for k, v in values.items()))
+        browser.settled()
+        data, title = browser.js(
+            "const p = document.querySelector('.ngx-plot'); return [JSON.parse(JSON.stringify(p.data,"
+            " (k, v) => ArrayBuffer.isView(v) ? [...v] : v)), p.layout.title.text]"
+        )
+        want = explorer.at(**values)
+        for column, letter in enumerate("xyz"):
+            got = np.array([np.nan if v is None else v for v in data[0][letter]])
+            np.testing.assert_allclose(got, want["p"][:, column], rtol=1e-13, atol=1e-13)
+        np.testing.assert_allclose(data[1]["z"], want["m"].T, rtol=1e-13, atol=1e-13)
+        assert title == explorer.figure(**values).layout.title.text
+    assert browser.errors() == []
+
+
+def test_two_explorers_of_one_function_keep_their_own_keys(browser, bench):
+    browser.js("location.hash = arguments[0]", f"{bench.name}-2.turns=3&{bench.name}.height=2.0")
+    browser.settled()
+    places = "[...document.querySelectorAll('.ngx')].map(e => [...e.querySelectorAll('input')].map(i => +i.value))"
+    first, second, _ = browser.js(f"return {places}")
+    assert (first, second) == ([1, 3, 1], [2, 0, 1])
+
+
+def test_numbers_are_written_as_python_writes_them(browser, bench):
+    rng = np.random.default_rng(0)
+    numbers = [0.0, 1.0, -1.0, 12345.678, 1e-7, 999.96, 0.000123456, 1e6]
+    numbers += (rng.normal(size=30) * 10.0 ** rng.integers(-9, 9, 30)).tolist()
+    for spec in (".2f", ".0f", ".3g", ".5g", ".1e", ".1%", ",.0f", ",.2f", "+.2f", "+.3g", "d", ",d"):
+        got = browser.js("return arguments[0].map(v => window.ngx.format(v, arguments[1]))", numbers, spec)
+        assert got == [format(int(v) if spec.endswith("d") else float(v), spec) for v in numbers], spec
