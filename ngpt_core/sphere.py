@@ -71,11 +71,10 @@ def polar(ww: Tensor, wd: Tensor, dd: Tensor, uu: Tensor) -> tuple[Tensor, Tenso
 
 
 def turn(w: Tensor, u: Tensor, ww: Tensor, length: Tensor, theta: float | Tensor) -> Tensor:
-    """The point at the angle theta from w in the direction of u, ||u|| = length; where length is zero, w / ||w||."""
-    theta = torch.as_tensor(theta, dtype=w.dtype, device=w.device)
+    """The point at the angle theta from w in the direction of u, ||u|| = length > 0 (finite, but no such point, at 0)."""
+    tool = torch if isinstance(theta, Tensor) else math  # a number stays on the host: moving it would make the host wait
     safe = torch.where(length > 0, length, 1.0)
-    sine = torch.where(length > 0, torch.sin(theta), 0.0)
-    return (torch.cos(theta) * torch.rsqrt(ww)) * w + (sine / safe) * u  # section 2.3, ASC
+    return (tool.cos(theta) * torch.rsqrt(ww)) * w + (tool.sin(theta) / safe) * u  # section 2.3, ASC
 
 
 def _split(w: Tensor, delta: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -108,9 +107,8 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
     """
     dtype, (w, delta) = w.dtype, (_wide(w), _wide(delta))
     u, length, along, ww = _split(w, delta, dim)
-    theta = torch.as_tensor(max_angle, dtype=w.dtype, device=w.device)
-    over = (torch.atan2(length, along) > theta) & (length > 0)
-    return torch.where(over, turn(w, u, ww, length, theta), w + delta).to(dtype)
+    over = (torch.atan2(length, along) > max_angle) & (length > 0)
+    return torch.where(over, turn(w, u, ww, length, max_angle), w + delta).to(dtype)
 
 
 def step(h: Tensor, suggestion: Tensor, alpha: float | Tensor, dim: int = -1) -> Tensor:

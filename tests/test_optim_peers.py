@@ -168,8 +168,8 @@ def hugging_face(folder, steps, optimizer=None, **kwargs):
     tokens = torch.randint(0, 32, (32, 8), generator=torch.Generator().manual_seed(1))
     data = [{"input_ids": row, "labels": row} for row in tokens]
     arguments = transformers.TrainingArguments(
-        folder, max_steps=steps, per_device_train_batch_size=4, learning_rate=0.02, use_cpu=True, report_to=[], disable_tqdm=True,
-        save_steps=4, logging_steps=1, lr_scheduler_type="constant", gradient_accumulation_steps=2,
+        folder, max_steps=steps, per_device_train_batch_size=4, learning_rate=0.02, use_cpu=True, report_to=[],
+        disable_tqdm=True, save_steps=4, logging_steps=1, lr_scheduler_type="constant", gradient_accumulation_steps=2,
     )  # fmt: skip
     made = optimizer(model) if optimizer else None
     trainer = transformers.Trainer(model, arguments, train_dataset=data, optimizers=(made, None), **kwargs)

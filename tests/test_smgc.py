@@ -18,11 +18,12 @@ def f64(x: float) -> torch.Tensor:
     return torch.tensor([x], dtype=torch.float64)
 
 
+floor = st.one_of(st.just(0.0), st.floats(1e-30, 1e-3))
 moment = st.one_of(st.just(0.0), st.floats(1e-30, 1e6))
 
 
 @quick
-@given(st.floats(-1e6, 1e6), moment, st.integers(0, 10**6), beta, st.floats(1, 1e4), st.floats(0, 1e-3))
+@given(st.floats(-1e6, 1e6), moment, st.integers(0, 10**6), beta, st.floats(1, 1e4), floor)
 def test_the_next_second_moment_is_at_most_R_times_v_bar(g, v, k, beta2, R, s_min):
     clipped = float(ng.growth_clip(f64(g), f64(v), k, beta2, R, s_min))
     v_bar = max(v, (1 - beta2**k) * s_min**2)
@@ -31,7 +32,7 @@ def test_the_next_second_moment_is_at_most_R_times_v_bar(g, v, k, beta2, R, s_mi
 
 
 @quick
-@given(st.floats(-1e6, 1e6), moment, st.integers(0, 10**6), beta, st.floats(1, 1e4), st.floats(0, 1e-3))
+@given(st.floats(-1e6, 1e6), moment, st.integers(0, 10**6), beta, st.floats(1, 1e4), floor)
 def test_it_is_the_papers_formula(g, v, k, beta2, R, s_min):
     clipped = float(ng.growth_clip(f64(g), f64(v), k, beta2, R, s_min))
     assert clipped == pytest.approx(reference.growth_clip(g, v, k, beta2, R, s_min), rel=1e-12, abs=1e-300)

@@ -13,7 +13,7 @@ from . import groups as rules
 from . import sharding
 from .algorithm import gate, gate_power
 from .diagnostics import Diagnostics
-from .nonfinite import Watch
+from .nonfinite import Watch, capturing
 from .paths import Slot, require_fused, step_group
 from .pmen import PMEN
 from .smgc import SMGC
@@ -149,12 +149,11 @@ class GatedAdamW(torch.optim.Optimizer):
         return loss
 
     def _check_capture(self) -> None:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            if not all(group["capturable"] for group in self.param_groups):
-                raise ValueError(
-                    "GatedAdamW: this step is being captured into a CUDA graph, but its counter is on the host and would "
-                    "stay at one value in every replay. Build the optimizer with capturable=True."
-                )
+        if capturing() and not all(group["capturable"] for group in self.param_groups):
+            raise ValueError(
+                "GatedAdamW: this step is being captured into a CUDA graph, but its counter is on the host and would stay at "
+                "one value in every replay. Build the optimizer with capturable=True."
+            )
 
     def _firsts(self) -> list[int]:
         firsts = [0]
@@ -197,6 +196,7 @@ class GatedAdamW(torch.optim.Optimizer):
         return packed
 
     def load_state_dict(self, state_dict: dict) -> None:
+        self._watch.settle()
         saved = state_dict["param_groups"]
         if len(saved) == len(self.param_groups):  # otherwise torch's own error explains
             state_dict = {**state_dict, "param_groups": [rules.unpack(s, own) for s, own in zip(saved, self.param_groups)]}

@@ -83,19 +83,27 @@ def normalize(group: dict, first: int = 0) -> None:
     dim = group["unit_dim"]
     if dim is None:
         return
+    names, params = zip(*named(group, first)) if group["params"] else ((), ())
     squares = []
-    for name, p in named(group, first):
+    for p in params:
         w = sharding.local(p)
         w = w.float() if w.dtype in (torch.bfloat16, torch.float16) else w
-        ww = sharding.all_sum((w * w).sum(dim, keepdim=True), sharding.split_groups(p, dim))
-        squares.append(ww)
-        if bool((ww == 0).any()):
-            at = (ww == 0).squeeze(dim).nonzero()[0].tolist()
-            raise ValueError(
-                f"GatedAdamW: unit_dim={dim} asks for unit vectors along that dimension, but {name!r} has a zero vector (index "
-                f"{at} of the others), which has no direction. Initialize it (Gaussian, say), or use unit_dim=None."
-            )
-    for (_, p), ww in zip(named(group), squares):
+        squares.append(sharding.all_sum((w * w).sum(dim, keepdim=True), sharding.split_groups(p, dim)))
+    flags = [float((ww == 0).any()) for ww in squares]
+    zero, anywhere = sharding.agree(torch.tensor(flags, device=squares[0].device if squares else None), params)
+    if anywhere:  # all ranks raise, or none
+        n = int(zero.argmax())
+        at = (squares[n] == 0).nonzero().tolist()
+        where = "on another rank"
+        if at:
+            place = [i + offset for i, offset in zip(at[0], sharding.offsets(params[n]))]
+            del place[dim]
+            where = f"at {place} of its other dimensions"
+        raise ValueError(
+            f"GatedAdamW: unit_dim={dim} asks for unit vectors along that dimension, but {names[n]!r} has a zero vector "
+            f"({where}), which has no direction. Initialize it (Gaussian, say), or use unit_dim=None."
+        )
+    for p, ww in zip(params, squares):
         w = sharding.local(p)
         rounding = torch.finfo(w.dtype).eps + 8 * torch.finfo(ww.dtype).eps  # of the coordinates, and of their sum
         off = (ww - 1).abs() > rounding

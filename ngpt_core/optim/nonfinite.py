@@ -55,7 +55,8 @@ class Watch:
         if self.defer or (self.defer is None and len(devices) == 1 and device.type != "cpu"):
             bad = torch.stack([~g.isfinite().all() for g in grads]).to(torch.float32)
             bad, anywhere = sharding.agree(bad, params)
-            self._pending = self._send(torch.cat([bad, anywhere.reshape(1)]), names, steps)
+            if not capturing():
+                self._pending = self._send(torch.cat([bad, anywhere.reshape(1)]), names, steps)
             return anywhere == 0
         bad = torch.tensor([float(not _finite(g)) for g in grads], device=device)
         bad, anywhere = sharding.agree(bad, params)
@@ -66,12 +67,13 @@ class Watch:
 
     def counted(self, steps: list[Tensor], on_host: list[bool]) -> None:
         """The masked step has counted up these counters; those on the host come back should it turn out bad."""
-        self._pending.steps, self._pending.on_host = steps, on_host
+        if self._pending is not None:
+            self._pending.steps, self._pending.on_host = steps, on_host
 
     def settle(self) -> None:
-        """Read what the previous step found on the device, if it is still unread."""
+        """Read what the previous step found on the device, if it is still unread. (A CUDA graph being captured cannot wait.)"""
         found, self._pending = self._pending, None
-        if found is None:
+        if found is None or capturing():
             return
         if found.arrived is not None:
             found.arrived.synchronize()
@@ -83,7 +85,7 @@ class Watch:
         self._report(found)
 
     def _send(self, bad: Tensor, names: list[str], steps: list[Tensor | None]) -> Found:
-        if bad.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        if bad.device.type != "cuda":
             return Found(bad, None, names, steps)  # read with an ordinary (waiting) copy
         host = torch.empty(bad.shape, dtype=bad.dtype, pin_memory=True)
         host.copy_(bad, non_blocking=True)
@@ -106,6 +108,11 @@ class Watch:
             'nothing was changed. Look at the loss of this batch, lower lr or clip; nonfinite="skip" drops such steps and '
             "counts them."
         )
+
+
+def capturing() -> bool:
+    """Whether what is launched now goes into a CUDA graph instead of being done."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _finite(g: Tensor) -> bool:

@@ -92,10 +92,11 @@ def _update(group: dict, bucket: list[Slot], seen: dict | None) -> Update:
     if many and isinstance(t, Tensor):
         t = torch.stack([slot.t for slot in bucket]).reshape(column)
     if rule.pmen is not None:
-        keys = [pmen_key(rule.pmen.seed, slot.name) for slot in bucket]
-        key = torch.tensor(keys, device=first.w.device).reshape(column) if many else keys[0]
         places = [sharding.global_index(slot.p) for slot in bucket]
         index = torch.stack(places) if many else places[0]
+        keys = [pmen_key(rule.pmen.seed, slot.name) for slot in bucket]
+        # filled on the device: a copy from the host would make it wait, and cannot be captured
+        key = torch.stack([index.new_full((), k) for k in keys]).reshape(column) if many else keys[0]
     g = stack([slot.g for slot in bucket])
     w, m, v = (stack([getattr(slot, x) for slot in bucket]) for x in ("w", "m", "v"))
     return update(w, -g if group["maximize"] else g, m, v, t, rule, key, index, seen)

@@ -71,10 +71,10 @@ def offsets(p: Tensor) -> tuple[int, ...]:
 
 def global_index(p: Tensor) -> Tensor:
     """int64, shaped as the local piece: the row-major position of each of its coordinates in the full tensor."""
-    piece = local(p)
+    piece, start = local(p), offsets(p)
     index, stride = torch.zeros((), dtype=torch.int64, device=piece.device), 1
     for dim in reversed(range(p.ndim)):
-        at = torch.arange(piece.shape[dim], device=piece.device) + offsets(p)[dim]
+        at = torch.arange(piece.shape[dim], device=piece.device) + start[dim]
         index = index + (at * stride).reshape(-1, *(1,) * (p.ndim - 1 - dim))
         stride *= p.shape[dim]
     return index
@@ -122,10 +122,11 @@ def agree(bad: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         if is_dtensor(p):
             meshes.setdefault(p.device_mesh, []).append(i)
     for mesh, places in sorted(meshes.items(), key=lambda item: item[0].size()):
-        at = torch.tensor(places, device=bad.device)
-        message = torch.cat([bad[at], anywhere.reshape(1)])
+        message = torch.stack([*(bad[i] for i in places), anywhere])  # built on the device: nothing waits for the host
         for dim in range(mesh.ndim):
             if mesh.size(dim) > 1:
                 dist.all_reduce(message, op=dist.ReduceOp.MAX, group=mesh.get_group(dim))
-        bad[at], anywhere = message[:-1], message[-1]
+        for i, flag in zip(places, message):
+            bad[i] = flag
+        anywhere = message[-1]
     return bad, anywhere
