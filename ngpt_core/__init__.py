@@ -24,9 +24,12 @@ _WHERE = {  # public name -> the file that defines it (the same name there, or t
     "wsd": "optim.schedule",
     "match_auc": "optim.schedule",
     "Schedule": "optim.schedule",
+    "warmup_before": "optim.schedule",
+    "Diagnostics": "optim.diagnostics",
     # the forward pass
     "logit_scale": "nn.head",
     "linear_cross_entropy": "nn.head",
+    "row_norms": "nn.head",
     "ModelConfig": "config",
     "preset": "presets",
     "LanguageModel": "nn.model",
