@@ -128,7 +128,8 @@
     const figure = { data: spec.data, layout: { ...spec.layout, uirevision: 0, autosize: true } };
     const position = sliders.map((s) => s.default);
     const names = sliders.map((s) => `${key}.${s.name}`);
-    let width = 0, queued = false, paint = "";
+    let width = 0, paint = "";
+    let queued = true;  // until the first drawing, which shows all that was moved before it
 
     const said = (parts) => parts.map((part) => {
       if (typeof part === "string") return part;
@@ -154,6 +155,7 @@
     function move(k, index) {
       position[k] = index;
       inputs[k].value = index;
+      inputs[k].style.setProperty("--at", `${(100 * index) / (sliders[k].texts.length - 1)}%`);
       outputs[k].textContent = sliders[k].texts[index];
       inputs[k].setAttribute("aria-valuetext", sliders[k].texts[index]);
       soon();
@@ -176,7 +178,7 @@
       sliders.forEach((s, k) => move(k, s.default));
       share();
     });
-    inputs.forEach((input, k) => { input.value = position[k]; });  // not what the browser remembers of an earlier visit
+    sliders.forEach((s, k) => move(k, s.default));  // not what the browser remembers of an earlier visit
 
     plot.hidden = false;
     element.querySelector(".ngx-panel")?.removeAttribute("hidden");
