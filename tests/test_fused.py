@@ -239,10 +239,12 @@ def test_bfloat16_rows_keep_float32_moments_and_agree_to_one_rounding():
     assert not torch.equal(w, other)
 
 
-def test_nan_goes_through_where_nobody_looks():
+@pytest.mark.parametrize("a", [0.5, 1.0, 0.3])
+@pytest.mark.parametrize("tangent", [True, False])
+def test_nan_goes_through_where_nobody_looks(a, tangent):
     w, g = sphere.random(3, 20), torch.randn(3, 20)
     g[1, 3] = math.nan
-    call(w, g, smgc=SMGC(start=0), t=9, cap=0.1)
+    call(w, g, smgc=SMGC(start=0), t=9, cap=0.1, a=a, tangent=tangent)
     assert w[1].isnan().all() and w[[0, 2]].isfinite().all()
 
 

@@ -166,7 +166,7 @@ template <Gate gate> struct Moments {
         vec xx = x * x, bound2 = clip2 * most(v0, all(floor2));
         if (__builtin_expect(any(xx >= bound2), 0)) {  // app. C; the square root only where a coordinate may ask
             vec bound = clip * most(root(v0), all(floor));
-            x = most(least(x, bound), -bound);
+            x = most(-bound, least(bound, x));  // in this order NaN stays NaN
             xx = x * x;
         }
         vec m0 = at.load(m), m1 = rest1 * (x - m0) + m0;  // alg. 1, line 4
@@ -182,7 +182,7 @@ template <Gate gate> struct Moments {
         } else {
             whole = power(d * (1 / eps_gate), one_a) * eps_gate + d;
         }
-        if constexpr (gate == POWER) return whole > 0 ? m1 / whole : vec{};  // at d = 0 the limit
+        if constexpr (gate == POWER) return whole != 0 ? m1 / whole : vec{};  // at d = 0 the limit; NaN goes on
         return m1 / whole;
     }
 };

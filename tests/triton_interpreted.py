@@ -1,0 +1,122 @@
+"""Do the GPU kernels compute the same step? Their algebra, in Triton's interpreter, against the readable path in float64.
+
+Not collected by name: ``test_triton.py`` runs this file in a process of its own, because TRITON_INTERPRET=1 must be set before
+Triton is imported and would change every other kernel of the process. To run it by hand:
+
+    TRITON_INTERPRET=1 python -m pytest tests/triton_interpreted.py
+"""
+
+import math
+
+import pytest
+import torch
+from test_fused import SWITCHES, gradients
+
+from ngpt_core import sphere
+from ngpt_core.optim import algorithm
+from ngpt_core.optim import fused_triton as kernels
+from ngpt_core.optim.pmen import PMEN, key, signs
+from ngpt_core.optim.smgc import SMGC
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
+
+
+def settings(lr=0.02, cap=None, betas=(0.975, 0.975), weight_decay=0.0, unit_dim=None, **rest):
+    """GatedAdamW's keywords as ``algorithm.Rule`` names them."""
+    names = dict(eps_gate=1e-8, eps_num=1e-14, a=0.5, tangent=True, smgc=None, pmen=None, maximize=False) | rest
+    return names | dict(lr=lr, decay=lr * weight_decay, beta1=betas[0], beta2=betas[1], cap=cap, dim=unit_dim)
+
+
+def run(shape, steps, on_device=False, offset=0, dtype=torch.float32, seed=0, **switch):
+    """The kernel in float32 and ``algorithm.update`` in float64, step by step: (w, m, v) of each."""
+    s = settings(**switch)
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(seed + 1))
+    if s["dim"] is not None:
+        w = sphere.unit(w)
+    ours = [w.to(dtype), torch.zeros(shape), torch.zeros(shape)]
+    theirs = [ours[0].double(), torch.zeros(shape).double(), torch.zeros(shape).double()]
+    index = torch.arange(w.numel()).reshape(shape) + offset
+    rule = algorithm.Rule(length=shape[-1], **{k: v for k, v in s.items() if k != "maximize"})
+    number = (lambda x: x if x is None else torch.tensor(float(x))) if on_device else (lambda x: x)
+    for t, g in enumerate(gradients(shape, steps, seed), start=1):
+        kernels.step(
+            [ours[0]], [g.to(dtype)], [ours[1]], [ours[2]], [number(t)], lr=number(s["lr"]), decay=number(s["decay"]),
+            beta1=s["beta1"], beta2=s["beta2"], eps_gate=s["eps_gate"], eps_num=s["eps_num"], a=s["a"],
+            unit=s["dim"] is not None, tangent=s["tangent"], smgc=s["smgc"], pmen=s["pmen"], keys=[key(0, "w")],
+            offsets=[offset], cap=number(s["cap"]), maximize=s["maximize"], mask=torch.tensor(True) if on_device else None,
+        )  # fmt: skip
+        g = -g.to(dtype).double() if s["maximize"] else g.to(dtype).double()
+        theirs = algorithm.run(algorithm.update(theirs[0], g, *theirs[1:], t, rule, key(0, "w"), index))
+    return ours, theirs
+
+
+def assert_same(ours, theirs, w=1e-5, moments=5e-4):
+    torch.testing.assert_close(ours[0].double(), theirs[0], rtol=0, atol=w)
+    for a, b in zip(ours[1:], theirs[1:]):
+        torch.testing.assert_close(a.double(), b, rtol=moments, atol=moments * float(b.abs().max()) * 1e-3)
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["numbers", "tensors"])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_rows_agree_with_the_readable_path(switch, on_device):
+    changed = {k: SMGC(v.R, v.s_min, min(v.start, 2)) if k == "smgc" else v for k, v in SWITCHES[switch].items()}
+    assert_same(*run((3, 13), 5, on_device, unit_dim=-1, **changed))
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["numbers", "tensors"])
+@pytest.mark.parametrize("switch", ["tangent", "a=1", "a=0.3", "a=0.5, eps_num=0", "decay", "SMGC", "maximize"])
+def test_coordinates_agree_with_the_readable_path(switch, on_device):
+    assert_same(*run((3, 700), 12, on_device, **SWITCHES[switch]))
+
+
+@pytest.mark.parametrize("d", [1, 2, 16, 1000, 8192])
+def test_rows_of_every_length_agree(d):
+    assert_same(*run((2, d), 5, unit_dim=-1, smgc=SMGC(start=2), pmen=PMEN(), cap=0.02))
+
+
+@pytest.mark.slow
+def test_the_whole_recipe_agrees_over_200_steps():
+    assert_same(*run((3, 29), 200, True, unit_dim=-1, smgc=SMGC(start=10), pmen=PMEN(), cap=0.02))
+
+
+def test_bfloat16_rows_keep_float32_moments():
+    ours, theirs = run((2, 40), 1, unit_dim=-1, dtype=torch.bfloat16)
+    assert ours[0].dtype == torch.bfloat16
+    assert_same(ours, theirs, w=2**-9)
+
+
+def zero_gradient(w, t=3, **changes):
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    numbers = dict(lr=1.0, decay=0.0, beta1=0.9, beta2=0.9, eps_gate=1e-8, eps_num=1e-14, a=0.5, unit=True, tangent=True,
+                   smgc=None, pmen=None, keys=[key(0, "x")], offsets=[0], cap=None, maximize=False, mask=None)  # fmt: skip
+    kernels.step([w], [changes.pop("g", torch.zeros_like(w))], [m], [v], [t], **(numbers | changes))
+    return m, v
+
+
+@pytest.mark.parametrize("t", [17, torch.tensor(17.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("offset", [0, 2**31 - 5, 2**32 - 20, 2**33 + 5])
+def test_the_noise_has_the_signs_of_pmen(offset, t):
+    w = sphere.random(2, 33)
+    old = w.double()
+    zero_gradient(w, t, pmen=PMEN(strength=1e-2), offsets=[offset])
+    expected = old + 1e-2 / math.sqrt(33) * signs(key(0, "x"), 17, torch.arange(66).reshape(2, 33) + offset)
+    torch.testing.assert_close(w.double(), expected / expected.norm(dim=-1, keepdim=True), rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_what_does_not_move_keeps_its_bits(unit):
+    w = torch.randn(2, 33)
+    w[0, 0] = -0.0
+    bits = w.clone().view(torch.int32)
+    m, v = zero_gradient(w, unit=unit)
+    assert torch.equal(w.view(torch.int32), bits) and not m.any() and not v.any()
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_the_mask_of_a_bad_step_lets_nothing_through(unit):
+    w, g = sphere.random(2, 33), torch.full((2, 33), math.nan)
+    old = w.clone()
+    m, v = zero_gradient(w, g=g, unit=unit, mask=torch.tensor(False))
+    assert torch.equal(w, old) and not m.any() and not v.any()
+    m, v = zero_gradient(w, g=g, unit=unit, mask=torch.tensor(True), tangent=False, smgc=SMGC(start=0))
+    assert w.isnan().all() and v.isnan().all()
