@@ -201,6 +201,7 @@ def chapter(request, browser, address) -> str:
 def test_a_page_is_quiet_and_asks_nobody_else(browser, address, chapter):
     assert [url for url in browser.requests() if not url.startswith(address)] == []
     assert browser.errors() == []
+    assert browser.js("return !document.querySelector('.ngx-bundle, script[src*=thebe], script[src*=embed-amd]')")
     if browser.js("return !!document.querySelector('.math')"):
         browser.wait("return !!document.querySelector('mjx-container')")  # MathJax came from the site itself
 

@@ -22,6 +22,7 @@ from urllib.parse import urlparse
 import plotly
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.errors import ConfigError
 from sphinx.util.fileutil import copy_asset
 
 from . import page
@@ -44,7 +45,7 @@ def configure(app: Sphinx, config) -> None:
     os.environ["NGPT_BOOK"] = "1"  # inherited by the kernels
     mode = os.environ.get("NGPT_BOOK_EXECUTE") or config.nb_execution_mode
     if mode not in ("cache", "force", "off"):
-        raise ValueError(f"NGPT_BOOK_EXECUTE is cache, force or off, got {mode!r}.")
+        raise ConfigError(f"NGPT_BOOK_EXECUTE is cache, force or off, got {mode!r}.")
     config.nb_execution_mode = mode
     config.nb_execution_cache_path = str(Path(app.outdir).parent / ".jupyter_cache" / package_hash())
     # The theme knows no placeholder: it gets the address, and shows its own buttons, once there is a real one.

@@ -42,7 +42,7 @@ def _template() -> go.layout.Template:
         "plot_bgcolor": "rgba(0,0,0,0)",
         "height": 400,
         "margin": {"l": 56, "r": 16, "t": 40, "b": 48},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "hoverlabel": {"font": {"family": FONT}},
         "xaxis": _axis(),
         "yaxis": _axis(),
