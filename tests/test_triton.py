@@ -9,8 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from ngpt_core.optim.pmen import PMEN
+from ngpt_core.optim.smgc import SMGC
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (pip install triton; it exists for Linux only)")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime.driver import driver  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
 
@@ -24,39 +32,64 @@ def test_the_kernels_agree_with_the_readable_path_in_the_interpreter(which):
     assert " passed" in done.stdout
 
 
-def compiled(kernel, dtype, on_device, capability, **constants):
-    """The kernel's machine code for a GPU that is not here."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.fixture(params=[80, 90], ids=["sm_80", "sm_90"])
+def compiled(request, monkeypatch):
+    """A GPU that is not here: kernels are bound, specialized and compiled as at a launch, and collected instead of run."""
 
+    class Absent:
+        def get_current_target(self):
+            return GPUTarget("cuda", request.param, 32)
+
+        def get_current_device(self):
+            return request.param  # Triton keeps what it compiled by this number
+
+        def get_current_stream(self, device):
+            return 0
+
+    kernels, run = [], JITFunction.run
+    collect = lambda self, *args, **kw: kernels.append(run(self, *args, **(kw | {"warmup": True})))  # noqa: E731
+    monkeypatch.setattr(JITFunction, "run", collect)
+    monkeypatch.setattr(driver, "_active", Absent())
+    yield kernels
+    assert kernels and all(f"sm_{request.param}" in k.asm["ptx"] and len(k.asm["cubin"]) > 1000 for k in kernels)
+
+
+def step(t=7, d=64, dtype=torch.float32, **changes):
+    """One launch by the code that launches it in training."""
     from ngpt_core.optim import fused_triton
 
-    constants |= dict(COUNTER=on_device, DEVICE=on_device, MASKED=True, CLIP=True, MAXIMIZE=False)
-    scalar = "*fp32" if on_device else "fp32"
-    kinds = dict.fromkeys(("LR", "DECAY", "COS", "SIN"), scalar) | {"T": scalar if on_device else "i32", "MASK": "*i1"}
-    kinds |= {"W": f"*{dtype}", "G": f"*{dtype}", "M": "*fp32", "V": "*fp32"}
-    kinds |= dict.fromkeys(("smgc_start", "pmen_start", "pmen_every", "key", "offset_low", "offset_high", "d", "n"), "i32")
-    kernel = getattr(fused_triton, kernel)
-    signature = {name: "constexpr" if name in constants else kinds.get(name, "fp32") for name in kernel.arg_names}
-    options = {"num_warps": fused_triton.warps(constants["BLOCK"])}
-    return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32), options=options)
+    settings = dict(
+        lr=0.1, decay=0.0, beta1=0.975, beta2=0.975, eps_gate=1e-8, eps_num=1e-14, a=0.5, unit=True, tangent=True,
+        smgc=SMGC(start=0), pmen=PMEN(), keys=[2**31 + 5], offsets=[2**32 - 3], cap=0.01, maximize=False, mask=None,
+    )  # fmt: skip
+    w, g, m, v = (torch.zeros(2, d, dtype=x) for x in (dtype, dtype, torch.float32, torch.float32))
+    fused_triton.step([w], [g], [m], [v], [t], **(settings | changes))
 
 
-ROW = dict(TANGENT=True, NOISE=True, CAP=True)
+ON_DEVICE = dict(t=torch.tensor(3.0), lr=torch.tensor(0.1), cap=torch.tensor(0.1), mask=torch.tensor(True))
 
 
-@pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
-    "kernel, dtype, on_device, constants",
+    "changes",
     [
-        ("row_kernel", "fp32", True, ROW | dict(BLOCK=1024, GATE=0, SMOOTH=False)),
-        ("row_kernel", "bf16", False, ROW | dict(BLOCK=1024, GATE=2, SMOOTH=True)),
-        ("flat_kernel", "fp32", True, dict(BLOCK=1024, GATE=1)),
-        pytest.param("row_kernel", "fp32", False, ROW | dict(BLOCK=8192, GATE=0, SMOOTH=False), marks=pytest.mark.slow),
-        pytest.param("row_kernel", "fp32", True, ROW | dict(BLOCK=16384, GATE=1, SMOOTH=False), marks=pytest.mark.slow),
+        {},
+        ON_DEVICE,
+        dict(dtype=torch.bfloat16, a=0.3, pmen=PMEN(profile="smooth")),
+        dict(mask=torch.tensor(True), smgc=None, pmen=None, cap=None, maximize=True),
+        dict(unit=False),
+        ON_DEVICE | dict(unit=False, a=1.0),
+        pytest.param(dict(d=2688), marks=pytest.mark.slow),
+        pytest.param(ON_DEVICE | dict(d=8192), marks=pytest.mark.slow),
+        pytest.param(dict(d=16384), marks=pytest.mark.slow),
     ],
-    ids=lambda x: x if isinstance(x, str) else None,
+    ids=["numbers", "on the device", "bfloat16", "masked", "flat", "flat on the device", "d=2688", "d=8192", "d=16384"],
 )
-def test_it_compiles_for_a_real_gpu(kernel, dtype, on_device, constants, capability):
-    code = compiled(kernel, dtype, on_device, capability, **constants)
-    assert len(code.asm["cubin"]) > 1000 and f"sm_{capability}" in code.asm["ptx"]
+def test_the_kernels_compile_for_a_real_gpu(compiled, changes):
+    step(**changes)
+    assert len(compiled) == 1
+
+
+def test_a_kernel_is_compiled_once_and_not_at_every_step(compiled):
+    for t in range(1, 20):
+        step(t, keys=[t * 2**28], offsets=[t * 2**30], lr=0.1 / t, cap=0.01 * t)
+    assert len({id(kernel) for kernel in compiled}) == 1
