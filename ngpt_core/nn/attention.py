@@ -26,18 +26,32 @@ from .unit import init_rows_, rows
 __all__ = ["Attention", "KVCache", "document_mask", "rotate"]
 
 
+@torch.library.custom_op("ngpt_core::rope_table", mutates_args=())
+def rope_table(like: Tensor, theta: float, start: int) -> Tensor:
+    """[2, T, d_k/2]: cos and sin of the angles for ``like`` [..., T, d_k], whose first token is at ``start``.
+
+    Angles are computed in float32 (in float64 for float64), whatever the precision of ``like``. An operator of its own, so
+    that a compiler makes the table once: fused into what uses it, every head of every row would compute its own sines.
+    """
+    (T, d_k), dtype = like.shape[-2:], torch.float64 if like.dtype == torch.float64 else torch.float32
+    frequency = theta ** (-torch.arange(0, d_k, 2, device=like.device, dtype=dtype) / d_k)
+    phi = torch.arange(start, start + T, device=like.device, dtype=dtype)[:, None] * frequency
+    return torch.stack((phi.cos(), phi.sin())).to(like.dtype)
+
+
+@rope_table.register_fake
+def _(like: Tensor, theta: float, start: int) -> Tensor:
+    return like.new_empty(2, like.shape[-2], like.shape[-1] // 2)
+
+
 def rotate(x: Tensor, theta: float, start: int = 0) -> Tensor:
     """The rotary embedding of x [..., T, d_k] at the positions start, start + 1, ...
 
     Coordinates i and i + d_k/2 form a plane, turned by position * theta^(-2i/d_k): a rotation, so norms stay, and the dot
-    product of two rotated vectors depends on the difference of their positions alone. Angles are computed in float32 (in
-    float64 for float64), whatever the precision of x.
+    product of two rotated vectors depends on the difference of their positions alone.
     """
-    half, dtype = x.shape[-1] // 2, torch.float64 if x.dtype == torch.float64 else torch.float32
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
-    phi = torch.arange(start, start + x.shape[-2], device=x.device, dtype=dtype)[:, None] * frequency
-    cos, sin = phi.cos().to(x.dtype), phi.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
+    cos, sin = rope_table(x.detach(), theta, start)
+    a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 

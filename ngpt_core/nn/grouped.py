@@ -1,6 +1,11 @@
-"""How does one multiply every token by the matrices of its own expert, without a loop that autograd sees?
+"""How does every token meet the matrices of its own experts, without a loop that autograd sees?
 
-Tokens are sorted by expert, so expert e owns the rows ends[e-1] : ends[e] and each product is one matrix multiplication:
+Tokens are sent to their experts, k copies each, sorted by expert, and summed when they come back:
+
+    dispatch       x [n, p] -> [n k, p]                   row ``order[i] // k`` of x goes to place i
+    combine        y [n k, p] -> [n, p]                   the sum of the k rows that belong to a token
+
+Each is the other's gradient. In between, expert e owns the rows ends[e-1] : ends[e] and each product is one multiplication:
 
     expert_mm      y_e = x_e w_e^T  or  x_e w_e          the forward pass, and the gradient to x
     expert_outer   g_e = a_e^T b_e                        the gradient to w
@@ -9,13 +14,65 @@ On CUDA in bfloat16 both are one kernel, torch's grouped matrix multiplication, 
 never waits. Elsewhere they are a plain loop of ``mm`` into preallocated memory. Both are custom operators, opaque to
 ``torch.compile``, whose gradients are each other: indexing w[e] under autograd would build a full-size gradient per expert.
 
-Symbols: N rows of all experts together, E experts, x [N, p], w [E, ff, d], ends [E] int32 (cumulative counts).
+Symbols: n tokens, N = n k rows of all experts together, E experts, w [E, ff, d], ends [E] int32 (cumulative counts);
+order [N] sorts the rows (token, choice) by expert and place [N] undoes it: place[order] = 0, 1, 2, ...
 """
 
 import torch
 from torch import Tensor
 
-__all__ = ["expert_mm", "expert_outer"]
+__all__ = ["combine", "dispatch", "expert_mm", "expert_outer", "sort_by_expert"]
+
+
+def sort_by_expert(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """(order, place) of the choices [n, k]: stable, so that equal choices keep the order of the tokens."""
+    order = chosen.flatten().argsort(stable=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return order, place
+
+
+def _spread(x: Tensor, order: Tensor, k: int) -> Tensor:
+    return x.index_select(0, order // k)
+
+
+def _gather(y: Tensor, place: Tensor, k: int) -> Tensor:
+    return y.index_select(0, place).view(-1, k, y.shape[-1]).sum(1)
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
+        ctx.k = k
+        ctx.save_for_backward(order, place)
+        return _spread(x, order, k)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        order, place = ctx.saved_tensors
+        return combine(g, order, place, ctx.k), None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
+        ctx.k = k
+        ctx.save_for_backward(order, place)
+        return _gather(y, place, k)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        order, place = ctx.saved_tensors
+        return dispatch(g, order, place, ctx.k), None, None, None
+
+
+def dispatch(x: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
+    """x [n, p] -> [n k, p], sorted by expert. Its gradient is ``combine``; autograd would scatter row by row."""
+    return _Dispatch.apply(x, order, place, k)
+
+
+def combine(y: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
+    """y [n k, p], sorted by expert -> [n, p], summed over each token's k rows. Its gradient is ``dispatch``."""
+    return _Combine.apply(y, order, place, k)
 
 
 def _one_kernel(x: Tensor, *sizes: int) -> bool:

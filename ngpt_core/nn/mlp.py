@@ -18,20 +18,24 @@ from ..config import ModelConfig
 from .scale import Scale
 from .unit import init_rows_, rows
 
-__all__ = ["MLP", "relu2", "swiglu"]
+__all__ = ["MLP", "relu2", "scaled_linear"]
 
 
-def relu2(u: Tensor, s_u: Tensor | None) -> Tensor:
-    """relu(s_u * u)^2; without s_u for GPT."""
-    u = F.relu(u if s_u is None else u * s_u)  # eq. mlpscaling1
+def scaled_linear(h: Tensor, W: Tensor, s: Tensor | None) -> Tensor:
+    """s * (W h), for h [..., d], W [ff, d], s [ff] or None: eq. mlpscaling1 right where u is made.
+
+    The scale is put where there are fewer numbers: on the rows of W when there are more tokens than d_model, as in training,
+    else on the result, as in generation. The same product either way.
+    """
+    if s is None:
+        return F.linear(h, W)
+    return F.linear(h, W * s[:, None]) if h.shape[:-1].numel() > W.shape[-1] else F.linear(h, W) * s
+
+
+def relu2(u: Tensor) -> Tensor:
+    """The squared ReLU of the scaled u."""
+    u = F.relu(u)
     return u * u
-
-
-def swiglu(u: Tensor, v: Tensor, s_u: Tensor | None, d_model: int) -> Tensor:
-    """(s_u * u) * silu(s_v * sqrt(d) * v) with s_u, s_v the rows of ``s_u``; u * silu(v) for GPT, which has none."""
-    if s_u is not None:
-        u, v = u * s_u[0], v * (s_u[1] * math.sqrt(d_model))  # eq. mlpscaling1, and the original nGPT's s_v sqrt(d)
-    return u * F.silu(v)
 
 
 class MLP(nn.Module):
@@ -57,7 +61,7 @@ class MLP(nn.Module):
     def forward(self, h: Tensor, documents: Tensor | None = None, cache: object = None) -> Tensor:
         """h [B, T, d] -> [B, T, d]. Tokens do not meet here: documents and cache change nothing."""
         s_u = None if self.s_u is None else self.s_u()
-        u = F.linear(h, self.up)
         if self.gate is None:
-            return relu2(u, s_u) @ self.down
-        return swiglu(u, F.linear(h, self.gate), s_u, self.config.d_model) @ self.down
+            return relu2(scaled_linear(h, self.up, s_u)) @ self.down
+        s_u, s_v = (None, None) if s_u is None else (s_u[0], s_u[1] * math.sqrt(self.config.d_model))
+        return (scaled_linear(h, self.up, s_u) * F.silu(scaled_linear(h, self.gate, s_v))) @ self.down

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .grouped import expert_mm
+from .grouped import combine, dispatch, expert_mm, sort_by_expert
 from .mlp import MLP, relu2
 from .residual import Aux
 from .scale import Scale
@@ -96,8 +96,8 @@ class Experts(nn.Module):
         s_u = None if self.s_u is None else self.s_u()
         if s_u is not None and s_u.ndim == 2:  # a row of s_u for each token: that of its expert
             s_u = s_u.repeat_interleave(counts.long(), 0, output_size=len(x))
-        u = relu2(expert_mm(x, self.up, ends, True), s_u)
-        return expert_mm(u, self.down, ends, False)
+        u = expert_mm(x, self.up, ends, True)
+        return expert_mm(relu2(u if s_u is None else u * s_u), self.down, ends, False)  # eq. mlpscaling1
 
 
 class MoE(nn.Module):
@@ -125,9 +125,6 @@ class MoE(nn.Module):
 
     def route(self, x: Tensor, chosen: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         """Send x [n, d] to its chosen experts [n, k], and sum what comes back with the weights [n, k]."""
-        order = chosen.flatten().argsort(stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=order.device)  # where row (token, i) went
-        y = self.experts(x[order // self.top_k], counts)
-        y = y[place].view(*chosen.shape, -1)
-        return torch.einsum("nk,nkd->nd", weights.to(y.dtype), y)
+        order, place = sort_by_expert(chosen)
+        y = self.experts(dispatch(x, order, place, self.top_k), counts)
+        return combine(y * weights.flatten()[order, None].to(y.dtype), order, place, self.top_k)
