@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export JUPYTER_PLATFORM_DIRS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup book serve test test-all notebooks lint clean
+.PHONY: help setup peers book serve test test-all notebooks lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,8 +33,14 @@ $(READY): pyproject.toml constraints.txt
 	@if [ -e $(READY) ]; then true; else $(PYTHON) -m venv --clear .venv; fi
 	@echo "setup: installing the package, the book and the tests (torch is large: a few minutes the first time)"
 	@$(BIN)/python -m pip install -q -c constraints.txt -e ".[book,hf,dev]" || { echo "make: the installation failed; the lines above say where. Is there a network, and room on the disk? A Python newer than our pins know may need: make PYTHON=python3.11"; exit 1; }
+	@if [ "$$(uname)" = Linux ]; then echo "setup: peers to test against: Triton (for its interpreter) and mamba-ssm without CUDA"; $(MAKE) -s peers; fi
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || echo "setup: no C++ compiler here. Everything works; the optimizer's step is slower. On Debian or Ubuntu: apt-get install g++"
 	@touch $(READY)
+
+# A CUDA build of torch brings its own Triton, which must stay; mamba-ssm's reference and Triton kernels need no compiled part.
+peers:
+	@$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install -q triton || echo "setup: no Triton here; its tests will skip"
+	@$(BIN)/python -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('mamba_ssm') is None)" || { $(BIN)/python -m pip install -q setuptools wheel && MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip install -q --no-build-isolation --no-deps "mamba-ssm>=2.3.2,<2.4"; } || echo "setup: no mamba-ssm here; the tests against it will skip"
 
 book: $(READY)
 	@echo "book: executing the notebooks that changed and building the pages (warnings are errors)"
