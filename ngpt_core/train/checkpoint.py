@@ -11,11 +11,12 @@ It is written under another name (``.step-00000100``), forced to the disk, and r
 crash in the middle leaves the last good one; the remains are removed by the next save.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -26,9 +27,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from .files import read_json, sync, write_json
 from .parallel import World
-
-# One process is a legitimate number of processes.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 __all__ = ["FORMAT", "Checkpoints", "load_model", "newest"]
 
@@ -65,6 +63,14 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
     return tensors
 
 
+@contextlib.contextmanager
+def _alone_is_fine() -> Iterator[None]:
+    """Without torch's warning that a single process saves or loads: that is what it was asked to do."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
+
+
 class Checkpoints:
     """The checkpoints of one run: ``save`` and ``load``. With ``background`` a save returns once everything is copied."""
 
@@ -88,7 +94,8 @@ class Checkpoints:
             future = self._try(step, lambda: dcp.async_save(tensors, checkpoint_id=temporary, process_group=self.group))
             self.pending = (future, step, state)
             return
-        self._try(step, lambda: dcp.save(tensors, checkpoint_id=temporary, no_dist=self.no_dist))
+        with _alone_is_fine():
+            self._try(step, lambda: dcp.save(tensors, checkpoint_id=temporary, no_dist=self.no_dist))
         self._complete(step, state)
 
     @property
@@ -144,14 +151,10 @@ class Checkpoints:
         try:
             return write(*args)
         except (OSError, CheckpointException, RuntimeError) as error:
-            cause = error
-            if isinstance(error, CheckpointException):
-                cause = next(iter(error.failures.values()))[0]
             shutil.rmtree(self.folder / f".step-{step:08d}", ignore_errors=True)
             last = newest(self.folder.parent)
-            why = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
             raise ValueError(
-                f"the checkpoint of step {step} could not be written to {self.folder}: {why}. "
+                f"the checkpoint of step {step} could not be written to {self.folder}: {_why(error)}. "
                 + (f"The last good one is {last}." if last else "There is no earlier one.")
             ) from None
 
@@ -183,12 +186,18 @@ class Checkpoints:
 
 def _load(path: Path, tensors: dict[str, Tensor], no_dist: bool) -> None:
     try:
-        dcp.load(tensors, checkpoint_id=path, no_dist=no_dist)
+        with _alone_is_fine():
+            dcp.load(tensors, checkpoint_id=path, no_dist=no_dist)
     except (OSError, CheckpointException, RuntimeError, ValueError) as error:
-        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        raise ValueError(
-            f"the checkpoint {path} cannot be read: {str(cause).splitlines()[0]}. Remove it to use an older one."
-        ) from None
+        raise ValueError(f"the checkpoint {path} cannot be read: {_why(error)}. Remove it to use an older one.") from None
+
+
+def _why(error: BaseException) -> str:
+    """What lies behind an error of Distributed Checkpoint, in a few words."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    lines = str(error).splitlines()
+    return getattr(error, "strerror", None) or (lines[0] if lines else f"{type(error).__name__}, the file ends too early")
 
 
 def load_model(path: Path, model: nn.Module) -> dict:

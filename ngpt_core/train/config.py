@@ -26,7 +26,17 @@ from ..config import ModelConfig
 from ..optim.pmen import PMEN
 from ..presets import preset
 
-__all__ = ["TrainConfig", "add_flags", "field_help", "given", "model_config", "read_file", "recipe_numbers", "total_steps"]
+__all__ = [
+    "TrainConfig",
+    "add_flags",
+    "field_help",
+    "given",
+    "model_config",
+    "read_file",
+    "recipe_numbers",
+    "run_defaults",
+    "total_steps",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +278,11 @@ def _number(text: str, kind: object) -> object:
     if typing.get_origin(kind) is tuple:
         return tuple(float(x) for x in text.split(","))
     return text if str in (kind, *typing.get_args(kind)) else float(text)
+
+
+def run_defaults(model: ModelConfig) -> dict[str, object]:
+    """Batch and length for models of the ladder (the paper does not give its own): 4M tokens a step. Others: TrainConfig's."""
+    return {"batch_size": 512, "seq_len": 8192} if model.tokens else {}
 
 
 def total_steps(config: TrainConfig, model: ModelConfig) -> int:

@@ -8,7 +8,9 @@ Symbols: N ranks, T seq_len, b sequences that a rank processes at once (micro-ba
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -17,9 +19,9 @@ from ..nn.model import LanguageModel
 from ..nn.moe import Experts
 from ..nn.scale import Scale
 from ..presets import count_parameters
-from .config import TrainConfig, total_steps
+from .config import TrainConfig, model_config, run_defaults, total_steps
 
-__all__ = ["GPUS", "Memory", "flops_per_token", "memory", "plan", "state_bytes"]
+__all__ = ["GPUS", "Memory", "flops_per_token", "memory", "plan", "plan_for", "state_bytes"]
 
 GIB = 2**30
 RESERVE = 5 * GIB  # the driver's context, NCCL's buffers, fragments: what a run cannot have
@@ -45,26 +47,35 @@ GPUS = {
 
 
 # ---- exact: what FSDP leaves on a rank -------------------------------------------------------------------------------
-def state_bytes(model: ModelConfig, config: TrainConfig, ranks: int) -> dict[str, int]:
-    """Bytes on the fullest rank of fp32 parameters, and of the optimizer's two fp32 moments, as ``parallel.py`` cuts them."""
-    from .parallel import WHOLE  # imports torch.distributed, which a plan for one machine need not pay before it is asked
+@cache
+def _shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """(whole, experts or rows; shape) of every parameter: the three ways in which ``parallel.py`` treats them."""
+    from .parallel import WHOLE  # imports torch.distributed, which a plan need not pay before it is asked
 
     with torch.device("meta"):
-        net = LanguageModel(model)
+        modules = list(LanguageModel(model).modules())
+    return [
+        ("whole" if isinstance(m, Scale) or name in WHOLE else "experts" if isinstance(m, Experts) else "rows", tuple(p.shape))
+        for m in modules
+        for name, p in m.named_parameters(recurse=False)
+    ]
+
+
+def state_bytes(model: ModelConfig, config: TrainConfig, ranks: int) -> dict[str, int]:
+    """Bytes on the fullest rank of fp32 parameters, and of the optimizer's two fp32 moments, as ``parallel.py`` cuts them."""
     fsdp = ranks // config.replicas
     shard = fsdp // config.expert_parallel
     numel = 0
-    for module in net.modules():
-        for name, p in module.named_parameters(recurse=False):
-            if ranks == 1 or isinstance(module, Scale) or name in WHOLE:
-                numel += p.numel()
-            elif isinstance(module, Experts) and config.expert_parallel > 1:
-                E, ff, d = p.shape
-                E //= config.expert_parallel
-                along_ff = E % shard and ff % shard == 0
-                numel += E * (ff // shard) * d if along_ff else -(-E // shard) * ff * d
-            else:
-                numel += -(-p.shape[0] // fsdp) * math.prod(p.shape[1:])
+    for kind, shape in _shapes(model):
+        if ranks == 1 or kind == "whole":
+            numel += math.prod(shape)
+        elif kind == "experts" and config.expert_parallel > 1:
+            E, ff, d = shape
+            E //= config.expert_parallel
+            along_ff = E % shard and ff % shard == 0
+            numel += E * (ff // shard) * d if along_ff else -(-E // shard) * ff * d
+        else:
+            numel += -(-shape[0] // fsdp) * math.prod(shape[1:])
     return {"parameters": 4 * numel, "optimizer": 8 * numel}
 
 
@@ -180,10 +191,38 @@ def alternatives(model: ModelConfig, config: TrainConfig, ranks: int, room: int)
     return found
 
 
+def plan_for(
+    settings: Mapping[str, object], model_settings: Mapping[str, object], gpus: int, gpu: str, mfu: float
+) -> tuple[str, bool]:
+    """``plan`` from a user's settings. Micro-batch and activation checkpointing that were not given are chosen so that it fits:
+    the least recomputation first, then the largest micro-batch."""
+    model = model_config(model_settings)
+    config = TrainConfig.from_dict({**run_defaults(model), **settings})
+    choices = [config]
+    if (
+        gpu in GPUS
+        and gpus > 0
+        and config.batch_size % gpus == 0
+        and not settings.keys() & {"micro_batch", "activation_checkpointing"}
+    ):
+        share = config.batch_size // gpus
+        rows = [n for n in range(share, 0, -1) if share % n == 0]
+        kinds = ("none", "selective", "full")
+        choices = [replace(config, activation_checkpointing=how, micro_batch=n) for how in kinds for n in rows]
+    fitting = (choice for choice in choices if memory(model, choice, gpus).total <= _room(gpu))
+    return plan(model, next(fitting, choices[-1]) if len(choices) > 1 else config, gpus, gpu, mfu)
+
+
+def _room(gpu: str) -> int:
+    return GPUS[gpu].memory - RESERVE
+
+
 def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: float = 0.35) -> tuple[str, bool]:
     """(the page that ``ngpt plan`` prints, whether the run fits)."""
     if gpu not in GPUS:
         raise ValueError(f"there is no GPU {gpu!r} in the table; there are {', '.join(GPUS)}.")
+    if gpus < 1 or not 0 < mfu <= 1:
+        raise ValueError(f"--gpus must be at least 1 and --mfu in (0, 1]; got {gpus} and {mfu}.")
     card = GPUS[gpu]
     per = config.replicas * config.expert_parallel
     if gpus % per:
@@ -198,7 +237,7 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
     tokens = steps * config.batch_size * config.seq_len
     count, flops, need = count_parameters(model), flops_per_token(model, config.seq_len), memory(model, config, gpus)
     seconds = tokens * flops / (gpus * card.peak * mfu)
-    room = card.memory - RESERVE
+    room = _room(gpu)
     fits = need.total <= room
     lines = [
         f"{model.name or 'model'} ({'nGPT' if model.normalized else 'GPT'}): {count.total / 1e9:.3f}B parameters, "

@@ -18,7 +18,7 @@ import torch
 from .. import __version__
 from ..config import ModelConfig
 from .checkpoint import newest
-from .config import TrainConfig, model_config, total_steps
+from .config import TrainConfig, model_config, run_defaults, total_steps
 from .corpus import Corpus, open_corpus
 from .files import read_json, write_json
 from .tokenizer import Tokenizer, describe, from_description
@@ -83,16 +83,11 @@ def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object]
         if folder.is_dir() and any(folder.iterdir()):
             raise ValueError(f"{folder} holds other files and no run: choose an empty or a new folder for --out.")
         model = model_config(model_settings)
-        config = TrainConfig.from_dict({**_defaults(model), **settings})
+        config = TrainConfig.from_dict({**run_defaults(model), **settings})
         return Run(folder, config, model, total_steps(config, model))
     if not resume:
         raise ValueError(f"{folder} holds a run already: continue it with --resume, or choose another --out.")
     return _resumed(folder, settings, model_settings)
-
-
-def _defaults(model: ModelConfig) -> dict[str, object]:
-    """Batch and length for models of the ladder, whose settings the paper does not give; the others have TrainConfig's."""
-    return {"batch_size": 384, "seq_len": 8192} if model.tokens else {}
 
 
 def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mapping[str, object]) -> Run:

@@ -1,0 +1,255 @@
+"""Checkpoints: what is resumed is the same run to the bit, and nothing that can go wrong while saving loses it."""
+
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from test_trainer import SMALL, TINY, corpus, losses, new_run  # noqa: F401  (corpus is a fixture)
+
+import ngpt_core as ng
+from ngpt_core.cli import main
+from ngpt_core.train import checkpoint
+from ngpt_core.train.metrics import read_metrics
+from ngpt_core.train.run import prepare
+from ngpt_core.train.trainer import train
+
+CLOCK = ("time", "tokens_per_s", "mfu")
+
+
+def numbers(folder) -> list[dict]:
+    """Every line of the metrics, without what depends on the clock."""
+    return [{k: v for k, v in r.items() if k not in CLOCK} for r in read_metrics(folder)]
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return dict(ng.load(folder / "export").state_dict())
+
+
+def same_run(a, b) -> None:
+    assert numbers(a) == numbers(b)
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def resume(folder, **settings) -> int:
+    return train(prepare({"out": str(folder), **settings}, {}, resume=True))
+
+
+def child(target, *args) -> multiprocessing.Process:
+    """A real process that shares nothing but the disk; torch is imported once for all of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "ngpt_core.train.trainer"])
+    process = context.Process(target=target, args=args)
+    process.start()
+    return process
+
+
+def snapshot(folder) -> dict[str, tuple]:
+    return {str(p.relative_to(folder)): (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def straight(corpus, tmp_path):  # noqa: F811
+    """Six steps without interruption, checkpoints at 2, 4 and 6."""
+    assert train(new_run(corpus, tmp_path / "straight", save_every=2, keep=9, eval_every=3, diagnostics_every=2)) == 0
+    return tmp_path / "straight"
+
+
+# ---- resuming --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_resumed_run_is_the_same_to_the_bit(corpus, tmp_path, normalized):  # noqa: F811
+    train(new_run(corpus, tmp_path / "a", {"normalized": normalized}, save_every=3, keep=9, sample_tokens=4, eval_every=2))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.rmtree(tmp_path / "b" / "export")
+    shutil.rmtree(tmp_path / "b" / "checkpoints" / "step-00000006")
+    assert len(read_metrics(tmp_path / "b")) == 6  # written after the checkpoint: taken back, and written again
+    assert resume(tmp_path / "b") == 0
+    same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_finished_run_is_left_alone(straight):
+    before = snapshot(straight)
+    assert resume(straight) == 0 and snapshot(straight) == before
+    assert main(["train", "--preset", "pico", "--steps", "6", "--out", str(straight), "--resume", *_flags(TINY)]) == 0
+    assert snapshot(straight) == before
+
+
+def _flags(values: dict) -> list[str]:
+    return [x for k, v in values.items() if k != "preset" for x in (f"--{k.replace('_', '-')}={v}",)]
+
+
+def test_resume_starts_a_run_that_is_not_there_and_one_that_never_saved(corpus, tmp_path):  # noqa: F811
+    settings = {**SMALL, "data": [corpus], "out": str(tmp_path / "run"), "steps": 3}
+    assert train(prepare(settings, TINY, resume=True)) == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(tmp_path / "run" / "export")
+    before = numbers(tmp_path / "run")
+    assert train(prepare(settings, TINY, resume=True)) == 0
+    assert numbers(tmp_path / "run") == before
+
+
+def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):  # noqa: F811
+    before = snapshot(straight)
+    for settings, model, word in (
+        ({}, {"d_model": 64}, "another architecture .d_model differs"),
+        ({}, {"normalized": False}, "another architecture"),
+        ({}, {"preset": "mini"}, "another architecture"),
+        ({"steps": 9}, {}, "--re-anchor"),
+        ({"steps": 3, "re_anchor": True}, {}, "already trained 6 steps"),
+        ({"seed": 5}, {}, "--seed was 0"),
+        ({"batch_size": 8}, {}, "--batch-size was 4"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            train(prepare({"out": str(straight), **settings}, model, resume=True))
+    with pytest.raises(ValueError, match="continue it with --resume"):
+        new_run(corpus, straight)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="other files and no run"):
+        new_run(corpus, tmp_path / "other")
+    assert snapshot(straight) == before
+
+
+def test_more_steps_spread_the_rest_of_the_schedule_when_told_to(straight):
+    for step in ("step-00000006",):
+        shutil.rmtree(straight / "checkpoints" / step)
+    assert resume(straight, steps=8, re_anchor=True) == 0
+    records = read_metrics(straight)
+    peak = records[0]["lr"] / ng.log_decay(1 / 6)
+    wanted = [ng.log_decay(t / 6) for t in (1, 2, 3, 4)] + [ng.log_decay(r) for r in (4.5 / 6, 5 / 6, 5.5 / 6, 1.0)]
+    assert [r["lr"] for r in records] == pytest.approx([peak * w for w in wanted])
+    assert json.loads((straight / "config.json").read_text())["steps"] == 8
+    assert resume(straight) == 0  # and now 8 is what finished means
+
+
+def test_the_newest_n_and_every_m_are_kept(corpus, tmp_path):  # noqa: F811
+    train(new_run(corpus, tmp_path / "run", steps=9, save_every=1, keep=2, keep_every=3))
+    kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == [f"step-{t:08d}" for t in (3, 6, 8, 9)]
+
+
+def test_a_background_save_writes_the_same(straight, corpus, tmp_path):  # noqa: F811
+    run = new_run(corpus, tmp_path / "run", save_every=2, keep=9, eval_every=3, diagnostics_every=2, async_save=True)
+    process = child(_train, run)  # its process group ends with it
+    process.join()
+    assert process.exitcode == 0
+    same_run(straight, tmp_path / "run")
+    for name in ("a", "b"):
+        shutil.copytree(straight if name == "a" else tmp_path / "run", tmp_path / name)
+        shutil.rmtree(tmp_path / name / "export")
+        shutil.rmtree(tmp_path / name / "checkpoints" / "step-00000006")
+        assert resume(tmp_path / name, async_save=False) == 0
+    same_run(tmp_path / "a", tmp_path / "b")
+
+
+# ---- crashes ---------------------------------------------------------------------------------------------------------
+def _train(run) -> None:
+    raise SystemExit(train(run))
+
+
+def _die_while_saving(run, moment: str) -> None:
+    """Train, and die without a chance to clean up in the middle of the second save."""
+    saves = 0
+    real_replace, real_write = os.replace, checkpoint.dcp.save
+
+    def write(tensors, checkpoint_id, **kwargs):
+        nonlocal saves
+        saves += 1
+        if saves == 2 and moment == "half the tensors written":
+            (checkpoint_id / "__0_0.distcp").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real_write(tensors, checkpoint_id=checkpoint_id, **kwargs)
+
+    def replace(source, target):
+        if saves == 2 and str(target).endswith("step-00000004") and moment == "all written, not yet named":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real_replace(source, target)
+
+    checkpoint.dcp.save, checkpoint.os.replace = write, replace
+    train(run)
+
+
+@pytest.mark.parametrize("moment", ["half the tensors written", "all written, not yet named"])
+def test_kill_9_in_the_middle_of_a_save_loses_the_interval_and_no_more(straight, corpus, tmp_path, moment):  # noqa: F811
+    run = new_run(corpus, tmp_path / "run", save_every=2, keep=9, eval_every=3, diagnostics_every=2)
+    process = child(_die_while_saving, run, moment)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [".step-00000004", "step-00000002"]
+    assert resume(tmp_path / "run") == 0
+    same_run(straight, tmp_path / "run")
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").glob(".*")] == []
+
+
+def test_sigterm_saves_and_ends_and_the_run_goes_on(corpus, tmp_path):  # noqa: F811
+    run = new_run(corpus, tmp_path / "run", steps=400)
+    process = child(_train, run)
+    while not (tmp_path / "run" / "metrics.jsonl").exists() or len(read_metrics(tmp_path / "run")) < 2:
+        time.sleep(0.05)
+        assert process.is_alive()
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    done = len(read_metrics(tmp_path / "run"))
+    assert process.exitcode == 143 and done < 400
+    assert checkpoint.newest(tmp_path / "run").name == f"step-{done:08d}"
+    assert resume(tmp_path / "run", steps=done + 2, re_anchor=True) == 0
+    assert [r["step"] for r in read_metrics(tmp_path / "run")] == list(range(1, done + 3))
+
+
+def _full_disk(argv, log) -> None:
+    """From the second checkpoint on no file may grow beyond a few bytes: the kernel says so, as it does for a full disk."""
+    real = checkpoint.Checkpoints.save
+
+    def save(self, step, *args):
+        self.finish()  # the first one is whole before the disk fills up
+        if step > 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        return real(self, step, *args)
+
+    checkpoint.Checkpoints.save = save
+    os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
+    raise SystemExit(main(argv))
+
+
+@pytest.mark.parametrize("background", [[], ["--async-save"]])
+def test_a_full_disk_is_one_sentence_and_the_last_good_checkpoint_stays(corpus, tmp_path, background):  # noqa: F811
+    settings = {k: v for k, v in SMALL.items() if k != "tensorboard"} | {"save_every": 2, "steps": 6, "out": tmp_path / "run"}
+    argv = ["train", "--preset=pico", f"--data={corpus}", "--no-tensorboard", *_flags(TINY), *_flags(settings), *background]
+    process = child(_full_disk, argv, str(tmp_path / "log"))
+    process.join()
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert process.exitcode == 1 and last.startswith("ngpt: the checkpoint of step 4 could not be written"), last
+    assert last.endswith("step-00000002.")
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
+    assert resume(tmp_path / "run", async_save=False) == 0
+
+
+def test_a_damaged_checkpoint_and_an_unknown_format_say_so(straight, tmp_path):
+    shutil.rmtree(straight / "export")
+    path = straight / "checkpoints" / "step-00000006"
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps({**state, "format": 99}))
+    with pytest.raises(ValueError, match="checkpoint format 99"):
+        resume(straight)
+    (path / "state.json").write_text(json.dumps(state))
+    data = next(path.glob("*.distcp"))
+    os.truncate(data, 1000)
+    with pytest.raises(ValueError, match=r"step-00000006 cannot be read: .*older"):
+        resume(straight)
+    shutil.rmtree(path)
+    assert resume(straight) == 0  # from step 4
+    assert losses(straight) and (straight / "export" / "config.json").exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(corpus, tmp_path, capsys):  # noqa: F811
+    (tmp_path / "file").write_text("")
+    argv = ["train", "--preset", "pico", "--steps", "2", "--data", corpus, "--out", str(tmp_path / "file" / "run")]
+    assert main(argv) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("ngpt: ") and error.count("\n") == 1 and str(tmp_path / "file") in error

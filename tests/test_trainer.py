@@ -1,0 +1,238 @@
+"""The training loop: one step is what the equations of the recipe say, and nothing around it disturbs it."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import ngpt_core as ng
+from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
+from ngpt_core.train.corpus import Corpus
+from ngpt_core.train.data import Loader
+from ngpt_core.train.loss import evaluate
+from ngpt_core.train.metrics import read_metrics
+from ngpt_core.train.pack import pack
+from ngpt_core.train.parallel import World, initialize
+from ngpt_core.train.run import open_blend, prepare
+from ngpt_core.train.tokenizer import ByteTokenizer
+from ngpt_core.train.trainer import Trainer, train
+
+# A hybrid with every kind of block, small enough that a step costs a few milliseconds.
+TINY = dict(
+    preset="pico", d_model=32, pattern="ME*E", n_heads=2, n_kv_heads=1, mamba_heads=2, mamba_head_dim=16, state=8, groups=2,
+    chunk=16, n_experts=4, top_k=2, expert_ff=16, shared_ff=16,
+)  # fmt: skip
+SMALL = dict(
+    batch_size=4,
+    seq_len=32,
+    eval_windows=4,
+    eval_every=0,
+    save_every=0,
+    sample_tokens=0,
+    diagnostics_every=0,
+    tensorboard=False,
+)
+
+
+def sentences(count: int) -> list[bytes]:
+    """A generated corpus: the same on every machine, with something to learn."""
+    state, found = 1, []
+    words = "the a red blue cat dog sees takes gives finds ball tree and then".split()
+    for i in range(count):
+        picked = []
+        for _ in range(12 + i % 17):
+            state = (1103515245 * state + 12345) % 2**31
+            picked.append(words[state >> 16 & 15 if (state >> 16 & 15) < len(words) else 0])
+        found.append((" ".join(picked) + ".\n").encode())
+    return found
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus") / "packed"
+    pack(sentences(400), folder, ByteTokenizer(), val_fraction=0.1)
+    return str(folder)
+
+
+def new_run(corpus, out, model=None, **settings):
+    return prepare(
+        {**SMALL, "data": [corpus], "out": str(out), "steps": 6, **settings}, {**TINY, **(model or {})}, resume=False
+    )
+
+
+def losses(folder) -> list[float]:
+    return [r["loss"] for r in read_metrics(folder)]
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_run_is_the_plain_loop_written_out_by_hand(corpus, tmp_path, normalized):
+    run = new_run(corpus, tmp_path / "run", {"normalized": normalized}, recipe=["clip_norm=0.05"])
+    assert train(run) == 0
+
+    model = ng.LanguageModel(run.model)
+    initialize(model, 0, torch.device("cpu"))
+    numbers = recipe_numbers(run.config, run.model)
+    optimizer, schedule = ng.recipe.build(model, 6, numbers)
+    loader = Loader([(Corpus(corpus), 1.0)], 4, 32)
+    for record in read_metrics(run.folder):
+        batch = loader.next()
+        model.loss(batch.tokens, batch.targets, batch.documents).backward()
+        assert record["loss"] == pytest.approx(float(model.stats["cross_entropy"]), abs=1e-5)  # cross-entropy alone
+        assert record["balance"] == pytest.approx(float(model.stats["balance"]), abs=1e-6) and record["balance"] > 0
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        assert record["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        model.update_router_bias(model.stats["load"])
+    exported = ng.load(run.folder / "export")
+    for (name, p), (_, q) in zip(model.state_dict().items(), exported.state_dict().items()):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_metrics_say_what_the_run_did(corpus, tmp_path):
+    run = new_run(corpus, tmp_path / "run", diagnostics_every=3, eval_every=2, sample_every=3, sample_tokens=5)
+    train(run)
+    records = read_metrics(run.folder)
+    assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6]
+    assert [r["tokens"] for r in records] == [128 * t for t in range(1, 7)]
+    assert [("val_loss" in r) for r in records] == [False, True, False, True, False, True]
+    peak = run.model.C / math.sqrt(32)
+    for r in records:
+        assert r["lr"] == pytest.approx(peak * ng.log_decay(r["step"] / 6))
+        assert r["tokens_per_s"] > 0 and 0 < r["mfu"] < 1 and len(r["dead_experts"]) == 2 and r["s_z"] > 0
+    looked = records[2]
+    assert [sum(layer) for layer in looked["load"]] == [4 * 32 * 2] * 2  # every token goes to two experts in both layers
+    assert len(looked["alpha"]) == 4 and sum(g["coordinates"] for g in looked["diagnostics"]) == sum(
+        p.numel() for p in ng.load(run.folder / "export").parameters()
+    )
+    assert {g["cap"] is None for g in looked["diagnostics"]} == {True, False}
+    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    assert [s["step"] for s in samples] == [3, 6] and all(s["text"].startswith("def ") for s in samples)
+    config = json.loads((run.folder / "config.json").read_text())
+    assert config["corpora"][0]["checksum"] == Corpus(corpus).checksum and config["versions"]["python"]
+
+
+def test_runs_repeat_and_seeds_matter(corpus, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(new_run(corpus, tmp_path / name, seed=seed, steps=4))
+    assert losses(tmp_path / "a") == losses(tmp_path / "b") != losses(tmp_path / "c")
+
+
+def test_looking_evaluating_and_sampling_change_nothing(corpus, tmp_path):
+    train(new_run(corpus, tmp_path / "plain"))
+    train(new_run(corpus, tmp_path / "watched", eval_every=1, sample_every=1, sample_tokens=3, diagnostics_every=1))
+    for a, b in zip(losses(tmp_path / "plain"), losses(tmp_path / "watched")):
+        assert a == pytest.approx(b, abs=2e-6)  # the optimizer's fused and readable paths differ in the last digits
+
+
+@pytest.mark.parametrize(
+    "change", [{"micro_batch": 1}, {"activation_checkpointing": "selective"}, {"activation_checkpointing": "full"}]
+)
+def test_micro_batches_and_recomputation_change_nothing(corpus, tmp_path, change):
+    train(new_run(corpus, tmp_path / "plain", diagnostics_every=2))
+    train(new_run(corpus, tmp_path / "other", diagnostics_every=2, **change))
+    plain, other = read_metrics(tmp_path / "plain"), read_metrics(tmp_path / "other")
+    for a, b in zip(plain, other):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+        assert a.get("load") == b.get("load")  # a block that is run twice is still counted once
+
+
+def test_recomputation_really_keeps_less(corpus, tmp_path):
+    """What autograd holds between forward and backward, in numbers. (What "selective" keeps, it keeps elsewhere.)"""
+    held = {}
+    for how in ("none", "full"):
+        run = new_run(corpus, tmp_path / how, activation_checkpointing=how)
+        trainer = Trainer(run, World(torch.device("cpu")), open_blend((corpus,), 256))
+        batch, size = trainer.loader.next(), 0
+
+        def pack_hook(x):
+            nonlocal size
+            size += x.numel()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack_hook, lambda x: x):
+            trainer.model.loss(batch.tokens, batch.targets)
+        held[how] = size
+    assert held["none"] > 2 * held["full"]
+
+
+@pytest.mark.parametrize("where", ["head.weight", "blocks.1.mixer.experts.up"])
+def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_parameter(corpus, tmp_path, where):
+    trainer = Trainer(new_run(corpus, tmp_path / "run"), World(torch.device("cpu")), open_blend((corpus,), 256))
+    trainer.step()
+    with torch.no_grad():
+        trainer.model.get_parameter(where).view(-1)[5] = math.nan
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    moments = {p: s["exp_avg"].clone() for p, s in trainer.optimizer.state.items()}
+    with pytest.raises(ValueError, match=rf"step 2: the loss is .* and {where} is not finite.*nothing was changed"):
+        trainer.step()
+    for k, v in trainer.model.state_dict().items():
+        assert torch.equal(v, before[k]) or k == where
+    assert all(torch.equal(s["exp_avg"], moments[p]) for p, s in trainer.optimizer.state.items())
+
+
+def test_a_gradient_that_is_not_finite_is_named_too(corpus, tmp_path):
+    trainer = Trainer(new_run(corpus, tmp_path / "run"), World(torch.device("cpu")), open_blend((corpus,), 256))
+    trainer.model.embedding.weight.register_hook(lambda g: g * math.inf)
+    with pytest.raises(ValueError, match=r"step 1: .* the gradient of embedding.weight is not finite"):
+        trainer.step()
+
+
+def test_the_first_weights_do_not_depend_on_what_else_was_drawn():
+    config = model_config(TINY)
+    models = []
+    for junk in (0, 7):
+        torch.manual_seed(junk)
+        with torch.device("meta"):
+            model = ng.LanguageModel(config)
+        initialize(model, 3, torch.device("cpu"))
+        models.append(model)
+    assert all(torch.equal(p, q) for p, q in zip(models[0].parameters(), models[1].parameters()))
+    models[0].check()
+    assert torch.get_rng_state().equal(torch.manual_seed(7).get_state())  # and drawing them leaves the global state alone
+
+
+def test_the_held_out_loss_is_the_mean_over_the_held_out_targets(corpus):
+    model = ng.LanguageModel(model_config(TINY)).eval()
+    blend = open_blend((corpus,), 256)
+    loader = Loader(blend, 1, 32, "val")
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for _ in range(5):
+            batch = loader.next()
+            total += float(model.loss(batch.tokens, batch.targets, batch.documents, denominator=1.0))
+            count += int(batch.counted)
+    for rows in (1, 2, 4):  # however they are put together
+        result = evaluate(model, blend, 5, rows, 32, World(torch.device("cpu")))
+        assert result.tokens == count and result.loss == pytest.approx(total / count, rel=1e-5)
+
+
+def test_settings_that_cannot_be_are_refused_by_name(corpus, tmp_path):
+    for settings, word in (
+        ({"batch_size": 0}, "--batch-size"),
+        ({"micro_batch": 3}, "--micro-batch"),
+        ({"precision": "fp64"}, "--precision"),
+        ({"recipe": ["rho"]}, "NAME=VALUE"),
+        ({"recipe": ["rho=-1"]}, "rho"),
+        ({"data": ["nowhere"]}, "not a packed corpus"),
+        ({"data": [f"{corpus}=many"]}, "must be a number"),
+        ({"expert_parallel": 2}, "do not divide"),
+        ({"out": ""}, "--out"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            train(new_run(corpus, settings.pop("out", tmp_path / "run"), **settings))
+        assert not (tmp_path / "run" / "config.json").exists()
+    with pytest.raises(ValueError, match="vocabulary of 256 tokens, larger than the model's 100"):
+        train(new_run(corpus, tmp_path / "run", {"vocab_size": 100}))
+    with pytest.raises(ValueError, match="no setting 'stepz'"):
+        TrainConfig.from_dict({"stepz": 1})
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_the_same(corpus, tmp_path):
+    train(new_run(corpus, tmp_path / "plain", steps=3))
+    train(new_run(corpus, tmp_path / "compiled", steps=3, compile=True))
+    for a, b in zip(losses(tmp_path / "plain"), losses(tmp_path / "compiled")):
+        assert a == pytest.approx(b, abs=1e-4)
