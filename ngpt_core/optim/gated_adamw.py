@@ -184,8 +184,9 @@ class GatedAdamW(torch.optim.Optimizer):
                 state["exp_avg"] = torch.zeros_like(slot.p, dtype=dtype)
                 state["exp_avg_sq"] = torch.zeros_like(slot.p, dtype=dtype)
             slot.step, slot.m, slot.v = state["step"], sharding.local(state["exp_avg"]), sharding.local(state["exp_avg_sq"])
-            slot.step += 1 if mask is None or not group["capturable"] else mask
-            slot.t = slot.step if group["capturable"] else int(slot.step.item())
+            slot.t = slot.step if group["capturable"] else int(slot.step.item()) + 1
+        if slots:
+            torch._foreach_add_([slot.step for slot in slots], 1 if mask is None or not group["capturable"] else mask)
 
     # ---- state: plain values out, and back in ------------------------------------------------------------------------
 

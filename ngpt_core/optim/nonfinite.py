@@ -9,6 +9,7 @@ device at every step, so there a flag on the device masks the whole update, and 
 is there already. Ranks agree on the flag first: all raise, or none.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -118,4 +119,4 @@ def capturing() -> bool:
 def _finite(g: Tensor) -> bool:
     # One fast pass: nan or inf anywhere makes the sum nan or inf. Only a suspicious sum (it may also have overflowed) is
     # looked at closely, which takes twenty times as long.
-    return bool(g.sum().isfinite()) or bool(g.isfinite().all())
+    return math.isfinite(g.sum().item()) or bool(g.isfinite().all())

@@ -83,7 +83,7 @@ def global_index(p: Tensor) -> Tensor:
 def index_offset(p: Tensor) -> int | None:
     """The position of the piece's first coordinate if the piece is one uninterrupted run of the full tensor, else None."""
     piece, start = local(p), offsets(p)
-    if piece.numel() == 0:
+    if not is_dtensor(p) or piece.numel() == 0:
         return 0
     cut = [dim for dim in range(p.ndim) if piece.shape[dim] != p.shape[dim]]
     if cut and any(piece.shape[dim] != 1 for dim in range(cut[-1])):
