@@ -254,18 +254,18 @@ def test_every_slider_moves_its_drawing_by_mouse_and_by_key(browser, chapter):
             hand.click_and_hold().move_by_offset(there - here, 0).release().perform()
             browser.settled()
             assert slider.get_attribute("value") == str(far), f"{what} does not follow the mouse"
-            assert browser.drawing(explorer) != start, f"{what} leaves the figure's data alone"
+            moved = browser.drawing(explorer)
+            assert moved != start, f"{what} leaves the figure's data alone"
             assert shown.text != words and slider.get_attribute("aria-valuetext") == shown.text
             _changes(plot, picture, what)
 
             # the keyboard takes it a step back, and then to the other end
             slider.send_keys(key)
             assert slider.get_attribute("value") == str(far + step), f"{what} does not follow the keyboard"
-            at_far = browser.drawing(explorer)
             slider.send_keys(jump)
             browser.settled()
             assert slider.get_attribute("value") == str(last - far)
-            assert browser.drawing(explorer) != at_far, f"{what} leaves the figure's data alone"
+            assert browser.drawing(explorer) != moved, f"{what} leaves the figure's data alone"
 
             reset.click()
             browser.settled()
@@ -362,7 +362,7 @@ def spiral_figure(a):
 
 @pytest.fixture(scope="module")
 def bench(browser, tmp_path_factory) -> Explorer:
-    """A page as Colab sees it: two Explorers of one kind with their scripts inside, plotly.js from (what stands for) its CDN."""
+    """A page as Colab sees it: two Explorers of one kind with their scripts inside, plotly.js from what stands for its CDN."""
     params = {"turns": Slider((1, 3, 3), label="n"), "height": Slider((0.5, 2, 4), default=0.5), "kind": ["smooth", "square"]}
     explorers = [Explorer(spiral, params, spiral_figure) for _ in range(2)]
     folder = tmp_path_factory.mktemp("bench")
