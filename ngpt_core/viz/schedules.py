@@ -198,7 +198,7 @@ def noisy_figure(v: dict) -> go.Figure:
     figure.update_xaxes(title="step", range=[0, T], row=1, col=1)
     figure.update_xaxes(title="mean learning rate", type="log", tickvals=MEAN_RATES, row=2, col=1)
     ticks = [m * 10.0**k for k in (-4, -3, -2, -1) for m in (1, 2, 5)]
-    figure.update_yaxes(title="loss", type="log", tickvals=ticks[2::3], row=1, col=1)
+    figure.update_yaxes(title="loss", type="log", tickvals=ticks, row=1, col=1)
     figure.update_yaxes(title="final loss", type="log", tickvals=ticks, row=2, col=1)
     figure.update_layout(height=560)
     return figure
