@@ -152,6 +152,32 @@ def test_autocast_in_bfloat16_trains_float32_parameters():
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.filterwarnings("ignore")  # torch's own, about a single process
+def test_torchs_distributed_checkpoint_carries_state_and_settings_flat_or_nested(flat, tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+    def built():
+        model = network()
+        return model, ng.GatedAdamW(groups(model), lr=0.1, smgc=ng.SMGC(start=2))
+
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model, optimizer = built()
+    fit(model, optimizer, range(3))
+    dcp.save(dict(zip("mo", get_state_dict(model, optimizer, options=options))), checkpoint_id=tmp_path)
+    fit(model, optimizer, range(3, 6))
+
+    resumed, other = built()
+    state = dict(zip("mo", get_state_dict(resumed, other, options=options)))
+    dcp.load(state, checkpoint_id=tmp_path)
+    other.param_groups[0]["pmen"], other.param_groups[1]["smgc"] = None, None
+    set_state_dict(resumed, other, model_state_dict=state["m"], optim_state_dict=state["o"], options=options)
+    assert other.param_groups[0]["pmen"] == ng.PMEN() and other.param_groups[1]["smgc"] == ng.SMGC(start=2)
+    fit(resumed, other, range(3, 6))
+    assert all(map(torch.equal, weights(model), weights(resumed)))
+
+
 # ---- Hugging Face ----------------------------------------------------------------------------------------------------
 
 

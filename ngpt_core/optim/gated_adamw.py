@@ -118,7 +118,7 @@ class GatedAdamW(torch.optim.Optimizer):
             self.param_groups.pop()  # as before
             raise
 
-    @torch.compiler.disable  # inside a compiled function the step runs as it is: its kernels are fused already
+    @torch._disable_dynamo  # torch.compile leaves the step as it is: its kernels are fused already
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None):
         """One step for every parameter that has a gradient. Returns the closure's loss, if there is a closure."""
