@@ -9,13 +9,14 @@ export OMP_NUM_THREADS ?= 1
 export JUPYTER_PLATFORM_DIRS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup peers book serve test test-all notebooks lint clean
+.PHONY: help setup peers book serve demo test test-all notebooks lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make book       set up, run every notebook, build the book, say where it is"
 	@echo "make test       set up, run the whole suite: units, notebooks (nbval), pages, browser"
 	@echo "make test-all   the same with the slow tests (kernels in an interpreter, soaks)"
+	@echo "make demo       train GPT and nGPT side by side for about two minutes and compare them"
 	@echo "make serve      serve the built book on localhost"
 	@echo "make notebooks  execute every notebook and store its outputs"
 	@echo "make lint       ruff"
@@ -51,6 +52,9 @@ serve: $(READY)
 	@test -e $(HTML)/index.html || { echo "make: nothing is built yet. First: make book"; exit 1; }
 	@echo "serve: http://localhost:8000 (Ctrl-C ends it)"
 	@$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory $(HTML)
+
+demo: $(READY)
+	@$(BIN)/ngpt demo --out runs/demo
 
 test: $(READY)
 	@echo "test 1/4: lint"
