@@ -112,6 +112,12 @@ def test_streaming_yields_the_same_tokens_one_step_at_a_time():
     assert not first.requires_grad and torch.is_grad_enabled()
 
 
+def test_it_generates_under_autocast():
+    model, x = make(), prompt()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.generate(x, 3).shape == (2, 10)
+
+
 def test_nothing_new_is_the_prompt():
     model, x = make(), prompt()
     assert (model.generate(x, 0) == x).all()

@@ -66,6 +66,11 @@ def test_gathered_tensors_can_be_given(model, tmp_path):
     assert (ng.load(tmp_path).embedding.weight == model.embedding.weight + 1).all()
 
 
+def test_a_compiled_model_is_saved_under_its_own_names(model, tmp_path):
+    ng.save(torch.compile(model), tmp_path)
+    assert (ng.load(tmp_path).embedding.weight == model.embedding.weight).all()
+
+
 def change_config(folder, **change):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -252,7 +252,7 @@ def test_gradients_are_finite_and_reach_every_parameter_even_at_zero_vectors(nor
 
 
 # ---- machines --------------------------------------------------------------------------------------------------------
-@BOTH
+@pytest.mark.parametrize("normalized", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["nGPT", "GPT"])
 def test_every_block_compiles_as_one_graph_with_its_gradients(normalized):
     model = make(normalized)
     documents = torch.tensor([[0] * 9 + [1] * 11] * 2)

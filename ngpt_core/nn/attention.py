@@ -113,7 +113,7 @@ class Attention(nn.Module):
         if self.config.rope_theta is not None:
             q, k = rotate(q, self.config.rope_theta, start), rotate(k, self.config.rope_theta, start)
         if cache is not None:
-            k, v = cache.append(k, v)
+            k, v = (x.to(q.dtype) for x in cache.append(k, v))  # under autocast the cache keeps the weights' precision
         mask = None
         if documents is not None:
             mask = document_mask(documents)

@@ -37,7 +37,7 @@ def _move_into_place(temporary: Path, path: Path) -> None:
 def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> Path:
     """Write the model into ``folder`` (made if need be) and return it. ``state`` replaces ``model.state_dict()``: the gathered
     tensors of a model that is sharded."""
-    folder = Path(folder)
+    model, folder = getattr(model, "_orig_mod", model), Path(folder)  # torch.compile's wrapper names things its own way
     folder.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().cpu().contiguous() for k, v in (model.state_dict() if state is None else state).items()}
     weights, config = folder / f".{WEIGHTS}.{os.getpid()}", folder / f".{CONFIG}.{os.getpid()}"

@@ -91,11 +91,11 @@ class Experts(nn.Module):
         init_rows_(self.down, self.config, output=True)
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x [N, d], sorted by expert, counts [E]: the first counts[0] rows are of expert 0, and so on. -> [N, d]."""
+        """x [N, d], sorted by expert, counts [E] long: the first counts[0] rows are of expert 0, and so on. -> [N, d]."""
         ends = counts.cumsum(0).to(torch.int32)
         s_u = None if self.s_u is None else self.s_u()
         if s_u is not None and s_u.ndim == 2:  # a row of s_u for each token: that of its expert
-            s_u = s_u.repeat_interleave(counts.long(), 0, output_size=len(x))
+            s_u = s_u.repeat_interleave(counts, 0, output_size=len(x))
         u = expert_mm(x, self.up, ends, True)
         return expert_mm(relu2(u if s_u is None else u * s_u), self.down, ends, False)  # eq. mlpscaling1
 
@@ -117,11 +117,11 @@ class MoE(nn.Module):
         x = h if self.s_moe is None else h * self.s_moe()  # sec. 3.2
         scores, chosen, weights = self.router(x)
         load = torch.zeros_like(scores[:, 0]).scatter_add_(1, chosen.flatten(1), torch.ones_like(weights).flatten(1))
-        counts = load.sum(0)
-        y = self.route(x.flatten(0, 1), chosen.flatten(0, 1), weights.flatten(0, 1), counts).view_as(x)
+        total = load.sum(0)
+        y = self.route(x.flatten(0, 1), chosen.flatten(0, 1), weights.flatten(0, 1), total.long()).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
-        return y, Aux(balance_loss(scores, load, self.top_k), counts.detach())
+        return y, Aux(balance_loss(scores, load, self.top_k), total)
 
     def route(self, x: Tensor, chosen: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         """Send x [n, d] to its chosen experts [n, k], and sum what comes back with the weights [n, k]."""
