@@ -1,0 +1,164 @@
+"""What does chapter 2 draw? Attention weights at a softmax scale, activations at an input scale, and a scale's own learning.
+
+Symbols: d_k head dimension; s_qk scale of queries and keys; s_u of the inner activations; s_eff = s_a s_init / s_scale.
+"""
+
+import math
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+import torch.nn.functional as F
+
+from .. import sphere
+from ..nn.model import LanguageModel
+from ..nn.scale import Scale
+from ..optim.gated_adamw import GatedAdamW
+from .theme import COLORS
+
+
+def _line(color: str, dash: str = "solid") -> dict:
+    return {"mode": "lines", "line": {"color": COLORS[color], "width": 2.5, "dash": dash}}
+
+
+# ---- attention weights -----------------------------------------------------------------------------------------------
+
+KEYS = 64
+SOFTMAX = {"1/√d_k": lambda d_k: d_k**-0.5, "1": lambda d_k: 1.0, "√d_k": lambda d_k: d_k**0.5, "d_k": float}
+
+
+def attention_weights(d_k: int, softmax: str, s_qk: float, match: float) -> dict:
+    """One query, 63 random keys and one with the cosine ``match``; all unit vectors times s_qk (eqs. qkscaling1, 2)."""
+    draw = torch.Generator().manual_seed(d_k)
+    q = sphere.random(d_k, generator=draw, dtype=torch.float64)
+    keys = sphere.random(KEYS, d_k, generator=draw, dtype=torch.float64)
+    side = sphere.unit(sphere.tangent(keys[0], q))
+    keys[0] = match * q + math.sqrt(1 - match**2) * side
+    weights = torch.softmax(SOFTMAX[softmax](d_k) * (keys * s_qk) @ (q * s_qk), 0)
+    return {
+        "weights": torch.cat([weights[:1], weights[1:].sort(descending=True).values]),
+        "entropy": -(weights * weights.log()).sum() / math.log(KEYS),
+        "own": weights[0],
+    }
+
+
+def attention_weights_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    place = np.arange(KEYS)
+    figure.add_bar(x=place, y=v["weights"], marker_color=[COLORS["blue"]] + [COLORS["grey"]] * (KEYS - 1), showlegend=False)
+    figure.add_scatter(x=[-0.5, KEYS - 0.5], y=[1 / KEYS] * 2, name="all equal", **_line("magenta", "dash"))
+    figure.update_xaxes(title="key: the matching one, then the others by weight", range=[-1, KEYS])
+    figure.update_yaxes(title="attention weight", type="log", range=[-4, 0.05], exponentformat="power", dtick=1)
+    return figure
+
+
+# ---- what a scale does to a nonlinearity -----------------------------------------------------------------------------
+
+SIGMAS = np.linspace(-3, 3, 61)
+ACTIVATIONS = {"squared ReLU": lambda x: F.relu(x).square(), "SiLU": F.silu, "GELU": F.gelu}
+
+
+def activation(name: str, d: int, multiplier: float) -> dict:
+    """The activation over the inputs that it sees: cosines in d dimensions, N(0, 1/d), times a multiplier.
+
+    Drawn in units of its own size. ``bend`` is the share of its variance that no straight line explains, over the same inputs.
+    """
+    sigma = multiplier / math.sqrt(d)
+    fine = torch.linspace(-5, 5, 1001, dtype=torch.float64)
+    p = torch.exp(-fine.square() / 2)
+    p = p / p.sum()
+    f = ACTIVATIONS[name](sigma * fine)
+    mean, slope = (p * f).sum(), (p * f * fine).sum()  # the best straight line: mean + slope x, for x has mean 0, variance 1
+    variance = (p * (f - mean).square()).sum()
+    size = (p * f.square()).sum().sqrt()
+    x = torch.tensor(SIGMAS)
+    return {
+        "curve": ACTIVATIONS[name](sigma * x) / size,
+        "line": (mean + slope * x) / size,
+        "bend": 100 * (1 - slope.square() / variance).clamp_min(0),
+        "sigma": sigma,
+    }
+
+
+def activation_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    figure.add_scatter(x=SIGMAS, y=v["line"], name="best straight line", **_line("grey", "dash"))
+    figure.add_scatter(x=SIGMAS, y=v["curve"], name="activation", **_line("blue"))
+    figure.update_xaxes(title="input, in units of its standard deviation", range=[-3, 3])
+    figure.update_yaxes(title="output / its size", range=[-3.2, 5.5])
+    return figure
+
+
+# ---- s_scale as a learning-rate dial ---------------------------------------------------------------------------------
+
+STEPS = 60
+
+
+def scale_path(s_scale: float, lr: float, s_init: float, steps: int = STEPS, **options) -> np.ndarray:
+    """s_eff over the steps of GatedAdamW on (s_eff - 3 s_init)^2 / 2 with noisy gradients: the mean of eight entries."""
+    scale = Scale(8, s_init, s_scale).double()
+    optimizer = GatedAdamW(scale.parameters(), lr=lr, a=1.0, **options)
+    noise = torch.randn(steps, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    path = [scale().mean().item()]
+    for t in range(steps):
+        gradient = scale().detach() - s_init * (3 + noise[t])
+        scale.weight.grad = gradient * (s_init / s_scale)  # the chain rule through s_eff
+        optimizer.step()
+        path.append(scale().mean().item())
+    return np.array(path)
+
+
+def scale_paths(s_scale: float, lr: float, s_init: float) -> dict:
+    """The path at this s_scale, and the path at s_scale = 1 with the same lr; both relative to s_init."""
+    return {
+        "path": scale_path(s_scale, lr, s_init) / s_init,
+        "reference": scale_path(1.0, lr, s_init) / s_init,
+        "effective": lr * s_init / s_scale,
+        "relative": 100 * lr / s_scale,
+    }
+
+
+def scale_paths_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    t = np.arange(STEPS + 1)
+    figure.add_scatter(x=[0, STEPS], y=[3, 3], name="optimum", **_line("grey", "dot"))
+    figure.add_scatter(x=t, y=v["reference"], name="s<sub>scale</sub> = 1", **_line("red", "dash"))
+    figure.add_scatter(x=t, y=v["path"], name="this s<sub>scale</sub>", **_line("blue"))
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="s<sub>eff</sub> / s<sub>init</sub>", range=[0.8, 5])
+    return figure
+
+
+# ---- through a model -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def walk(model: LanguageModel, tokens: torch.Tensor, norm_suggestion: bool = True, norm_state: bool = True) -> dict:
+    """For each block: the length of its raw output, the angle to the suggestion and the angle that h turns (degrees), |h|.
+
+    The two switches leave out one Norm or the other of eqs. ATTNnew2 and MLPnew2.
+    """
+    h, kept = model.embedding(tokens), {"raw": [], "away": [], "turned": [], "length": []}
+    for block in model.blocks:
+        out = block.mixer(h)
+        out = out[0] if isinstance(out, tuple) else out
+        alpha = block.alpha().abs()
+        new = h + alpha * ((sphere.unit(out) if norm_suggestion else out) - h)
+        new = sphere.unit(new) if norm_state else new
+        kept["raw"].append(out.norm(dim=-1).mean().item())
+        kept["away"].append(math.degrees(sphere.angle(h, out - h).mean()))
+        kept["turned"].append(math.degrees(sphere.angle(h, new - h).mean()))
+        kept["length"].append(new.norm(dim=-1).mean().item())
+        h = new
+    return kept
+
+
+def walk_figure(pattern: str, walks: dict[str, dict]) -> go.Figure:
+    """The angle that each block turns the hidden state, for several walks."""
+    figure = go.Figure()
+    names = [f"{i + 1} {letter}" for i, letter in enumerate(pattern)]
+    for (name, steps), color in zip(walks.items(), ("blue", "red", "teal"), strict=False):
+        figure.add_bar(x=names, y=steps["turned"], name=name, marker_color=COLORS[color])
+    figure.update_xaxes(title="block (M: Mamba-2, E: mixture of experts, *: attention)")
+    figure.update_yaxes(title="degrees turned")
+    return figure
