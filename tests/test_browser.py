@@ -21,6 +21,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import yaml
+from selenium import webdriver
+from selenium.webdriver import ActionChains, Keys
 
 from ngpt_core.viz import Explorer, Slider, page, sphinx_ext
 
@@ -169,7 +171,6 @@ def browser(tmp_path_factory):
     driver = shutil.which("chromedriver") or shutil.which("chromium.chromedriver")
     if not binary or not driver:
         _absent("The browser tests need Chromium and its driver. On Debian: apt-get install chromium chromium-driver")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is missing: pip install -e .[dev]")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
@@ -233,8 +234,6 @@ def test_the_dark_page_is_drawn_in_light_ink(browser, chapter):
 
 
 def test_every_slider_moves_its_drawing_by_mouse_and_by_key(browser, chapter):
-    from selenium.webdriver import ActionChains, Keys
-
     for explorer in browser.find(".ngx[data-kind=explorer]"):
         plot, reset = browser.find(".ngx-plot", explorer)[0], browser.find(".ngx-reset", explorer)[0]
         start = browser.drawing(explorer)
@@ -284,8 +283,6 @@ def _changes(plot, picture: bytes, what: str) -> None:
 
 def test_a_shared_view_opens_from_the_disk_on_a_phone_without_a_network(browser, address, site, chapter):
     """The second load: the link of a view in which every slider was moved, as a file, 390 pixels wide, offline."""
-    from selenium.webdriver import Keys
-
     for explorer in browser.find(".ngx[data-kind=explorer]"):  # all of them: each keeps its own keys in the address
         for slider in browser.find("input", explorer):
             slider.send_keys(Keys.HOME if int(slider.get_attribute("value")) else Keys.END)
@@ -401,6 +398,21 @@ def test_two_explorers_of_one_function_keep_their_own_keys(browser, bench):
     places = "[...document.querySelectorAll('.ngx')].map(e => [...e.querySelectorAll('input')].map(i => +i.value))"
     first, second, _ = browser.js(f"return {places}")
     assert (first, second) == ([1, 3, 1], [2, 0, 1])
+
+
+def test_a_link_to_a_section_or_a_strange_address_moves_no_slider(browser, bench):
+    browser.js("location.hash = arguments[0]", f"{bench.name}.turns=3")
+    browser.settled()
+    before = browser.js(PLACES)
+    for strange in ("a-section", f"{bench.name}.turns=%E0%A4%A", f"{bench.name}.turns=17&&=&{bench.name}.turns=3"):
+        browser.js("location.hash = arguments[0]", strange)
+        browser.settled()
+        assert browser.js(PLACES) == before, strange
+    browser.js("location.hash = 'a-section'")
+    slider = browser.find(".ngx-row input")[4]  # the second Explorer's height: the address now speaks of both again
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert browser.js("return location.hash") == f"#{bench.name}.turns=3&{bench.name}-2.height=1.0"
+    assert browser.errors() == []
 
 
 def test_numbers_are_written_as_python_writes_them(browser, bench):

@@ -100,14 +100,16 @@
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
   }
 
-  // The address: #key.slider=value&..., only what is not at its default. Frames of notebooks have no address of their own.
+  // The address: #key.slider=value&..., for every slider of the page that is not at its default. (The frames in which
+  // notebooks show their outputs have no address of their own.)
   const shared = window === window.top;
+  const moved = new Map();
+  const decoded = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
   const address = () => new Map(location.hash.slice(1).split("&").filter((s) => s.includes("="))
-    .map((s) => s.split("=").map(decodeURIComponent)));
-  function write(own, entries) {
+    .map((s) => s.split("=").map(decoded)));
+  function write() {
     if (!shared) return;
-    const all = [...address()].filter(([name]) => !own.includes(name)).concat(entries);
-    const hash = all.map(([name, value]) => encodeURIComponent(name) + "=" + encodeURIComponent(value)).join("&");
+    const hash = [...moved].map((entry) => entry.map(encodeURIComponent).join("=")).join("&");
     history.replaceState(history.state, "", hash ? "#" + hash : location.pathname + location.search);
   }
   const keys = new Map();
@@ -158,10 +160,9 @@
       inputs[k].style.setProperty("--at", `${(100 * index) / (sliders[k].texts.length - 1)}%`);
       outputs[k].textContent = sliders[k].texts[index];
       inputs[k].setAttribute("aria-valuetext", sliders[k].texts[index]);
+      if (index === sliders[k].default) moved.delete(names[k]);
+      else moved.set(names[k], sliders[k].values[index]);
       soon();
-    }
-    function share() {
-      write(names, names.map((name, k) => [name, sliders[k].values[position[k]]]).filter((_, k) => position[k] !== sliders[k].default));
     }
     function obey() {  // the address says where the sliders stand
       const wanted = address();
@@ -172,21 +173,22 @@
       return names.some((name) => wanted.has(name));
     }
 
-    inputs.forEach((input, k) => input.addEventListener("input", () => { move(k, Number(input.value)); share(); }));
+    inputs.forEach((input, k) => input.addEventListener("input", () => { move(k, Number(input.value)); write(); }));
     element.querySelector(".ngx-reset")?.addEventListener("click", () => {
       figure.layout.uirevision += 1;  // zoom and camera go back too
       sliders.forEach((s, k) => move(k, s.default));
-      share();
+      write();
     });
     sliders.forEach((s, k) => move(k, s.default));  // not what the browser remembers of an earlier visit
 
     plot.hidden = false;
     element.querySelector(".ngx-panel")?.removeAttribute("hidden");
     element.dataset.state = "live";
-    width = plot.clientWidth;
+    width = plot.clientWidth || 640;  // not shown yet, in a closed box: it will be told when it opens
     if (sliders.length && shared) {
-      if (obey()) element.scrollIntoView({ block: "center" });
-      window.addEventListener("hashchange", obey);
+      element.dataset.wanted = obey();
+      // a link to a section of the page says nothing about the sliders
+      window.addEventListener("hashchange", () => { if (!location.hash || address().size) obey(); });
     }
     repaint.add(() => { if (paint !== inkOf(element) + width) soon(); });
     new ResizeObserver(() => { if (plot.clientWidth && plot.clientWidth !== width) { width = plot.clientWidth; soon(); } }).observe(plot);
@@ -195,7 +197,8 @@
 
   function scan() {
     if (!window.Plotly) return load();
-    document.querySelectorAll(".ngx:not([data-state])").forEach(start);
+    const drawn = [...document.querySelectorAll(".ngx:not([data-state])")].map(start);
+    Promise.all(drawn).then(() => document.querySelector(".ngx[data-wanted=true]")?.scrollIntoView({ block: "center" }));
   }
   function load() {  // outside the book: plotly.js from its CDN, once
     if (!settings.plotly || document.querySelector("script[data-ngx-plotly]")) return;
