@@ -67,6 +67,8 @@ class ModelConfig:
     """-A starts uniform in this range (the paper is silent; the usual Mamba-2 start)."""
     dt_range: tuple[float, float] = (1e-3, 0.1)
     """softplus(dt_bias) starts log-uniform in this range (the paper is silent; the usual Mamba-2 start)."""
+    dt_min: float = 0.0
+    """A lower bound of dt after softplus. 0, none, here and in mamba-ssm; transformers' nemotron_h has one (see ``hf.py``)."""
     vector_s_mamba: bool = False
     """s_mamba as a vector of d_model entries in place of a scalar (section 3.2: no significant difference)."""
 

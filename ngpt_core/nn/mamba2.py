@@ -129,6 +129,8 @@ class Mamba2(nn.Module):
         B, C = (rearrange(part, "b t (g n) -> b t g n", n=config.state) for part in (B, C))
         wide = torch.promote_types(h.dtype, torch.float32)  # A_log, D and dt_bias compute in float32 whatever the rest does
         dt = F.softplus(dt.to(wide) + self.dt_bias.to(wide))
+        if config.dt_min > 0:
+            dt = dt.clamp_min(config.dt_min)
         A, D = -torch.exp(self.A_log.to(wide)), self.D.to(wide)
         y, state = ssd(x, dt, A, B, C, D, None if cache is None else cache.state, documents, config.chunk)
         if cache is not None:
