@@ -189,6 +189,11 @@ def test_sliders_spread_their_values_and_write_them():
     assert Slider(np.array([1.0, 2.0])).values == (1.0, 2.0)
 
 
+def test_a_slider_that_moves_nothing_is_refused():
+    with pytest.raises(ValueError, match="slider 'idle' changes nothing"):
+        Explorer(lambda a, idle: {"y": [a, a]}, {"a": [1, 2], "idle": [1, 2]}, go.Figure(go.Scatter()))
+
+
 @pytest.mark.parametrize(
     ("values", "more", "words"),
     [
