@@ -32,7 +32,7 @@ Result = list[Tensor]
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. ``error`` is relative to the twin's largest value; ``ratio`` is the fast one's time over the slow one's."""
+    """One comparison. ``error`` is relative to the twin's largest value, ``ratio`` the fast one's time over the slow one's."""
 
     name: str
     error: float
