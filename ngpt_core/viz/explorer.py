@@ -154,7 +154,7 @@ class Explorer:
         packed = {key: pack(grid, len(self.sizes), key in log) for key, grid in grids.items()}
         for axis, name in enumerate(self.params):
             if name not in self._told() and all(p.dims[axis] == 1 for p in packed.values()):
-                raise ValueError(f"The slider {name!r} changes nothing that is drawn or told: draw what it moves, or leave it out.")
+                raise ValueError(f"The slider {name!r} changes nothing that is drawn or told: draw what it moves.")
         total = sum(p.nbytes for p in packed.values())
         if total > LIMIT:
             rows = "\n".join(f"  {key}: {p.arithmetic()}" for key, p in packed.items())
