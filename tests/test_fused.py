@@ -248,6 +248,31 @@ def test_nan_goes_through_where_nobody_looks(a, tangent):
     assert w[1].isnan().all() and w[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [0, 1, 3, 5, 1000, 131073, 400001])
+def test_finite_finds_nan_and_inf_wherever_they_are(n, dtype):
+    fused_cpu.load()
+    x = torch.randn(n).to(dtype)
+    if n:
+        x[0] = torch.finfo(dtype).max
+    assert fused.finite(x)
+    for i in {0, n // 4, n // 2, n - 1} if n else ():
+        for bad in (math.nan, math.inf, -math.inf):
+            y = x.clone()
+            y[i] = bad
+            assert not fused.finite(y)
+
+
+@pytest.mark.parametrize("x", [torch.ones(3, 4).t(), torch.ones(5).double(), torch.full((4,), 3e38)])
+def test_finite_takes_any_tensor_and_compiles_nothing(x):
+    fused_cpu.load.cache_clear()  # as before the first step
+    assert fused.finite(x)
+    bad = x.clone()
+    bad[-1] = math.inf
+    assert not fused.finite(bad)
+    assert not fused_cpu.load.cache_info().currsize
+
+
 def test_threads_change_no_bit():
     w, g = sphere.random(3000, 130), torch.randn(3000, 130)
     results = []

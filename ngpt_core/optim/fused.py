@@ -17,7 +17,7 @@ from torch import Tensor
 from .pmen import PMEN
 from .smgc import SMGC
 
-__all__ = ["fused_step", "usable"]
+__all__ = ["finite", "fused_step", "usable"]
 
 
 @cache
@@ -55,6 +55,21 @@ def usable(p: Tensor, grad: Tensor, unit_dim: int | None) -> str | None:
             return _say_once("Triton is not installed (pip install triton; Linux only).")
         return fused_triton.usable(p, unit_dim)
     return f"there are kernels for the CPU and for CUDA, and this tensor is on {p.device}."
+
+
+def finite(x: Tensor) -> bool:
+    """Whether x holds neither nan nor inf, in one reading.
+
+    By the CPU kernel, once a step has loaded it (nothing is compiled for this alone). Otherwise by the sum, which nan or inf
+    anywhere makes nan or inf; only a suspicious one (it may also have overflowed) is looked at closely, which takes long.
+    """
+    plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and x.is_contiguous()
+    if plain and not torch.compiler.is_compiling():
+        from . import fused_cpu
+
+        if fused_cpu.load.cache_info().currsize and not isinstance(fused_cpu.load(), str):
+            return fused_cpu.finite(x)
+    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
 
 
 def fused_step(

@@ -372,3 +372,30 @@ extern "C" void ngpt_step(const Rule* r, const Job* jobs, int64_t count, int32_t
         run(*r, jobs[pieces[i].job], pieces[i].first, pieces[i].last, buffer);
     });
 }
+
+/* The magnitude of a float grows with its bits, and infinity and NaN come last. Four places at once: one stream of reading
+   leaves half of the memory's speed unused. */
+template <class Bits> static bool finite(const Bits* x, long n, Bits infinity) {
+    const Bits magnitude = (Bits)~((Bits)1 << (8 * sizeof(Bits) - 1));
+    const long q = n / 4;
+    Bits a = 0, b = 0, c = 0, d = 0;
+    for (long i = 0; i < q; i++) {
+        a = std::max(a, (Bits)(x[i] & magnitude));
+        b = std::max(b, (Bits)(x[i + q] & magnitude));
+        c = std::max(c, (Bits)(x[i + 2 * q] & magnitude));
+        d = std::max(d, (Bits)(x[i + 3 * q] & magnitude));
+    }
+    for (long i = 4 * q; i < n; i++) a = std::max(a, (Bits)(x[i] & magnitude));
+    return std::max(std::max(a, b), std::max(c, d)) < infinity;
+}
+
+extern "C" int32_t ngpt_finite(const void* x, int64_t n, int32_t bf16, int32_t threads) {
+    std::atomic<bool> good{true};
+    const long each = 4 * CHUNK;
+    share((n + each - 1) / each, threads, [&](long i, std::vector<float>&) {
+        const long from = i * each, count = std::min<long>(each, n - from);
+        if (good && !(bf16 ? finite<uint16_t>((const uint16_t*)x + from, count, 0x7F80) :
+                             finite<uint32_t>((const uint32_t*)x + from, count, 0x7F800000u))) good = false;
+    });
+    return good;
+}

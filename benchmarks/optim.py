@@ -1,0 +1,103 @@
+"""What does the whole recipe's optimizer step cost, next to torch's fused AdamW?
+
+    python benchmarks/optim.py [--millions 30] [--d 1024] [--rounds 15] [--out FILE]
+
+The same tensors for all: matrices of unit rows, float32, one row in a hundred without a gradient (PMEN works there).
+    AdamW fused      torch.optim.AdamW(fused=True): seven streams at the speed of the memory
+    whole recipe     GatedAdamW: tangent projection, SMGC, gate a = 0.5, PMEN, cap of one degree, Norm; as it is by default,
+                     looking for nan and inf before anything changes (one more reading of the gradients)
+    ... unchecked    the same with nonfinite="off", which is what AdamW does
+    plain a=1        GatedAdamW as AdamW: no geometry, nonfinite="off"
+    readable         the whole recipe without the kernel (fused=False), nonfinite="off"; fewer rounds, for it takes long
+
+Time: one thread, see timing.py. Memory: the highest resident set during a step above the one before it, each way in a process
+of its own; in tensors, one of them being the largest parameter.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+from timing import interleaved, machine, peak_above, ratio
+
+from ngpt_core import sphere
+from ngpt_core.optim.gated_adamw import GatedAdamW
+from ngpt_core.optim.pmen import PMEN
+from ngpt_core.optim.smgc import SMGC
+
+TENSORS = 6
+WHOLE = dict(lr=1e-3, unit_dim=-1, smgc=SMGC(start=1), pmen=PMEN(), cap=math.radians(1))
+WAYS = {
+    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "whole recipe": lambda p: GatedAdamW(p, **WHOLE, fused=True),
+    "... unchecked": lambda p: GatedAdamW(p, **WHOLE, fused=True, nonfinite="off"),
+    "plain a=1": lambda p: GatedAdamW(p, lr=1e-3, a=1.0, fused=True, nonfinite="off"),
+    "readable": lambda p: GatedAdamW(p, **WHOLE, fused=False, nonfinite="off"),
+}
+
+
+def gradients(rows: int, d: int) -> list[torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    grads = [1e-4 * torch.randn(rows, d, generator=rng) for _ in range(TENSORS)]
+    for g in grads:
+        g[::100] = 0
+    return grads
+
+
+def optimizer(way: str, grads: list[torch.Tensor]) -> torch.optim.Optimizer:
+    rng = torch.Generator().manual_seed(1)
+    params = [torch.nn.Parameter(sphere.random(*g.shape, generator=rng)) for g in grads]
+    for p, g in zip(params, grads):
+        p.grad = g
+    return WAYS[way](params)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("millions", 30), ("d", 1024), ("rounds", 15)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--out", default=Path(__file__).parent / "results" / "optim.json", type=Path)
+    parser.add_argument("--peak", choices=WAYS, help=argparse.SUPPRESS)  # a child process: print one number
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    grads = gradients(round(args.millions * 1e6 / TENSORS / args.d), args.d)
+    if args.peak:
+        chosen = optimizer(args.peak, grads)
+        chosen.step()
+        print(peak_above(chosen.step))
+        return
+
+    tensor = grads[0].numel() * grads[0].element_size()
+    peak = {way: int(subprocess.check_output([sys.executable, *sys.argv, "--peak", way])) for way in WAYS}
+    steps = {way: optimizer(way, grads).step for way in WAYS}
+    slow = interleaved({way: steps[way] for way in ("AdamW fused", "readable")}, rounds=3, warmup=1)
+    seconds = interleaved({way: step for way, step in steps.items() if way != "readable"}, args.rounds)
+    count = sum(g.numel() for g in grads)
+    print(f"{count / 1e6:.1f}M parameters in rows of {args.d}, float32, one thread, {args.rounds} rounds; {machine()['cpu']}")
+    print(f"{'':15}{'CPU ms':>9}{'/ AdamW':>9}{'extra memory, tensors':>24}")
+    table = {}
+    for way in WAYS:
+        run = slow if way == "readable" else seconds
+        table[way] = {
+            "milliseconds": round(1e3 * statistics.median(run[way]), 2),
+            "ratio": round(ratio(run, way, "AdamW fused"), 3),
+            "extra_bytes": peak[way],
+            "extra_tensors": round(peak[way] / tensor, 3),
+        }
+        x = table[way]
+        print(f"{way:15}{x['milliseconds']:9.1f}{x['ratio']:9.2f}{x['extra_tensors']:24.2f}")
+    args.out.parent.mkdir(exist_ok=True)
+    setting = {"parameters": count, "d": args.d, "tensors": TENSORS, "dtype": "float32", "rounds": args.rounds}
+    args.out.write_text(json.dumps({"machine": machine(), "setting": setting, "ways": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

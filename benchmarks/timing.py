@@ -1,0 +1,56 @@
+"""How does one compare speeds on a machine that others use too? Interleaved, CPU time, medians of ratios.
+
+Wall-clock ratios on a shared machine came out at 0.71, 0.85 and 1.19 for the same pair. So: process CPU time, all ways once in
+every round, the ratio taken within a round, the median over rounds. Seconds are context; ratios count.
+"""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+__all__ = ["interleaved", "machine", "peak_above", "ratio"]
+
+
+def interleaved(ways: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
+    """CPU seconds of every way in every round; ``warmup`` rounds more are run first and forgotten."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for i in range(warmup + rounds):
+        for name, work in ways.items():
+            start = time.process_time()
+            work()
+            if i >= warmup:
+                seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], way: str, base: str) -> float:
+    """The median over rounds of the ratio within a round."""
+    return statistics.median(a / b for a, b in zip(seconds[way], seconds[base]))
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field))
+
+
+def peak_above(work: Callable[[], object]) -> int:
+    """Bytes by which the resident set rose at its highest point during ``work`` (Linux). In a fresh process it is exact."""
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")  # forget the highest point so far
+    before = _status("VmRSS")
+    work()
+    return max(0, _status("VmHWM") - before)
+
+
+def machine() -> dict[str, str | int]:
+    """What the figures were measured on; no name of a host, no path."""
+    model = platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as f:
+            model = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), model)
+    return {"cpu": model, "cores": os.cpu_count() or 1, "threads": torch.get_num_threads(), "system": platform.system(),
+            "python": platform.python_version(), "torch": torch.__version__}  # fmt: skip
