@@ -1,0 +1,251 @@
+"""Many ranks: the same losses on one process and on real gloo ranks, however the model is cut, saved and resumed."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from test_trainer import TINY, corpus, losses, new_run  # noqa: F401  (corpus is a fixture)
+
+from ngpt_core.train.config import TrainConfig
+from ngpt_core.train.metrics import read_metrics
+from ngpt_core.train.parallel import World, parallelize, start
+from ngpt_core.train.plan import state_bytes
+from ngpt_core.train.run import open_blend, prepare
+from ngpt_core.train.trainer import Trainer, train
+
+STEPS = 20
+
+
+def _rank(rank: int, size: int, port: int, function, args) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")  # once for all runs of this process
+    function(*args)
+    torch.distributed.destroy_process_group()
+
+
+def on_ranks(size: int, function, *args) -> None:
+    """Run ``function`` in real processes, as torchrun would; torch is imported once for all of them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "ngpt_core.train.trainer"])
+    mp.start_processes(_rank, args=(size, port, function, args), nprocs=size, start_method="forkserver")
+
+
+def _train(*runs) -> None:
+    for run in runs:
+        assert train(run) == 0
+
+
+def _train_settings(settings, resume=True) -> None:
+    assert train(prepare(settings, {}, resume)) == 0
+
+
+@pytest.fixture(scope="module")
+def alone(corpus, tmp_path_factory):  # noqa: F811
+    """Twenty steps in one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    train(new_run(corpus, folder, steps=STEPS, eval_every=5, diagnostics_every=10))
+    return folder
+
+
+def assert_same(folder, alone) -> None:
+    for a, b in zip(read_metrics(alone), read_metrics(folder), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5), a["step"]
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+        assert a.get("val_loss") == pytest.approx(b.get("val_loss"), abs=1e-5)
+        assert a.get("load") == b.get("load") and a["s_z"] == pytest.approx(b["s_z"], abs=1e-5)
+        for x, y in zip(a.get("diagnostics", ()), b.get("diagnostics", ())):
+            assert x["coordinates"] == y["coordinates"] and x["angle_mean"] == pytest.approx(y["angle_mean"], rel=1e-3)
+
+
+def test_two_ranks_sharded_replicated_and_with_divided_experts_train_as_one(corpus, alone, tmp_path):  # noqa: F811
+    layouts = {
+        "fsdp": {},
+        "hsdp": {"replicas": 2},
+        "experts": {"expert_parallel": 2},
+        "keep gathered, micro-batches, recomputed": {
+            "reshard": False,
+            "micro_batch": 1,
+            "activation_checkpointing": "selective",
+        },
+    }
+    runs = [
+        new_run(corpus, tmp_path / name, steps=STEPS, eval_every=5, diagnostics_every=10, **change)
+        for name, change in layouts.items()
+    ]
+    on_ranks(2, _train, *runs)
+    for name in layouts:
+        assert_same(tmp_path / name, alone)
+
+
+@pytest.mark.slow
+def test_four_ranks_with_every_axis_at_once_train_as_one(corpus, alone, tmp_path):  # noqa: F811
+    layouts = {
+        "shard x experts": {"expert_parallel": 2, "activation_checkpointing": "full"},
+        "replicas x experts": {"replicas": 2, "expert_parallel": 2},
+        "replicas x shard": {"replicas": 2},
+        "all experts apart": {"expert_parallel": 4, "micro_batch": 1},
+    }
+    runs = [
+        new_run(corpus, tmp_path / name, steps=STEPS, eval_every=5, diagnostics_every=10, **change)
+        for name, change in layouts.items()
+    ]
+    on_ranks(4, _train, *runs)
+    for name in layouts:
+        assert_same(tmp_path / name, alone)
+
+
+def test_a_run_moves_from_two_ranks_to_one_and_back(corpus, alone, tmp_path):  # noqa: F811
+    """Saved on two ranks with divided experts, resumed on one, resumed on two with FSDP: the losses of the run alone."""
+    run = new_run(
+        corpus, tmp_path / "two", steps=STEPS, save_every=5, keep=9, eval_every=5, diagnostics_every=10, expert_parallel=2
+    )
+    on_ranks(2, _train, run)
+    assert_same(tmp_path / "two", alone)
+    for name, cut in (("one", 5), ("back", 10)):
+        shutil.copytree(tmp_path / "two", tmp_path / name)
+        shutil.rmtree(tmp_path / name / "export")
+        for step in range(cut + 5, STEPS + 1, 5):
+            shutil.rmtree(tmp_path / name / "checkpoints" / f"step-{step:08d}")
+    assert train(prepare({"out": str(tmp_path / "one"), "expert_parallel": 1}, {}, resume=True)) == 0
+    assert_same(tmp_path / "one", alone)
+    shutil.rmtree(tmp_path / "back" / "checkpoints")
+    shutil.copytree(tmp_path / "one" / "checkpoints", tmp_path / "back" / "checkpoints")
+    for step in (15, 20):
+        shutil.rmtree(tmp_path / "back" / "checkpoints" / f"step-{step:08d}")
+    on_ranks(2, _train_settings, {"out": str(tmp_path / "back"), "expert_parallel": 1})
+    assert_same(tmp_path / "back", alone)
+
+
+def test_resuming_on_the_same_ranks_is_exact_to_the_bit(corpus, tmp_path):  # noqa: F811
+    run = new_run(corpus, tmp_path / "whole", steps=6, save_every=3, keep=9, eval_every=2)
+    on_ranks(2, _train, run)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "export")
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-00000006")
+    on_ranks(2, _train_settings, {"out": str(tmp_path / "cut")})
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    files = [tmp_path / name / "export" / "model.safetensors" for name in ("cut", "whole")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def _stale_weights(run, corpus_folder, out) -> None:
+    """An evaluation without ``reshard`` leaves gathered weights behind: show that the trainer's does not."""
+    world = start(run.config)
+    trainer = Trainer(run, world, open_blend((corpus_folder,), 256))
+    blend = open_blend((corpus_folder,), 256)
+    trainer.validate(blend)
+    for _ in range(3):
+        trainer.step()
+        seen = trainer.validate(blend)
+    for name, p in trainer.model.named_parameters():
+        if hasattr(p, "full_tensor"):
+            norm = torch.linalg.vector_norm(p.full_tensor(), dim=-1)
+            if name.endswith(("weight", "proj", "up", "down")) and "conv" not in name:
+                assert bool((norm - 1).abs().max() < 1e-5), name  # what the optimizer holds is on the sphere
+    trainer.export()
+    if world.main:
+        Path(out).write_text(repr(seen))
+    world.close()
+
+
+def test_an_evaluation_sees_the_weights_after_the_update(corpus, tmp_path):  # noqa: F811
+    """The bug that the paper warns of: the model evaluates one copy of the parameters and the optimizer moves another."""
+    import ngpt_core as ng
+    from ngpt_core.train.loss import evaluate
+
+    run = new_run(corpus, tmp_path / "run", reshard=False)
+    on_ranks(2, _stale_weights, run, corpus, str(tmp_path / "seen"))
+    model = ng.load(tmp_path / "run" / "export")
+    model.check()
+    truth = evaluate(model, open_blend((corpus,), 256), run.config.eval_windows, 2, 32, World(torch.device("cpu"))).loss
+    assert float((tmp_path / "seen").read_text()) == pytest.approx(truth, abs=1e-5)
+
+
+def test_bfloat16_products_with_float32_masters_stay_close(corpus, tmp_path):  # noqa: F811
+    train(new_run(corpus, tmp_path / "fp32", steps=8))
+    runs = [
+        new_run(corpus, tmp_path / f"bf16-{kind}", {"normalized": kind == "ngpt"}, steps=8, precision="bf16")
+        for kind in ("ngpt", "gpt")
+    ]
+    on_ranks(2, _train, *runs)
+    for a, b in zip(losses(tmp_path / "fp32"), losses(tmp_path / "bf16-ngpt")):
+        assert a != b and a == pytest.approx(b, abs=0.05)
+    assert losses(tmp_path / "bf16-gpt")[-1] < losses(tmp_path / "bf16-gpt")[0]
+
+
+def _shards(run, corpus_folder, layout, folder) -> None:
+    world = start(run.config)
+    trainer = Trainer(run, world, open_blend((corpus_folder,), 256))
+    trainer.step()
+    found = {"parameters": 0, "optimizer": 0}
+    for p in trainer.model.parameters():
+        local = p.to_local() if hasattr(p, "to_local") else p
+        found["parameters"] += local.numel() * local.element_size()
+        for key in ("exp_avg", "exp_avg_sq"):
+            moment = trainer.optimizer.state[p][key]
+            moment = moment.to_local() if hasattr(moment, "to_local") else moment
+            found["optimizer"] += moment.numel() * moment.element_size()
+    Path(folder, f"{layout}-{world.rank}").write_text(f"{found['parameters']} {found['optimizer']}")
+    world.close()
+
+
+def _all_shards(runs, corpus_folder, folder) -> None:
+    for layout, run in runs.items():
+        _shards(run, corpus_folder, layout, folder)
+
+
+def test_the_plan_counts_the_bytes_that_real_shards_have(corpus, tmp_path):  # noqa: F811
+    layouts = {"fsdp": {}, "hsdp": {"replicas": 2}, "experts": {"expert_parallel": 2}}
+    runs = {name: new_run(corpus, tmp_path / name, **change) for name, change in layouts.items()}
+    on_ranks(2, _all_shards, runs, corpus, str(tmp_path))
+    for name, change in layouts.items():
+        found = [tuple(map(int, (tmp_path / f"{name}-{rank}").read_text().split())) for rank in range(2)]
+        planned = state_bytes(runs[name].model, TrainConfig(**change), 2)
+        assert max(found) == (planned["parameters"], planned["optimizer"]), name
+
+
+def test_layouts_that_cannot_be_are_refused():
+    import ngpt_core as ng
+    from ngpt_core.train.config import model_config
+
+    with torch.device("meta"):
+        model, dense = ng.LanguageModel(model_config(TINY)), ng.LanguageModel(ng.preset("pico-dense"))
+    for net, size, change, word in (
+        (model, 3, {"replicas": 2}, "3 ranks do not divide"),
+        (model, 8, {"expert_parallel": 8}, "4 experts in a layer, which do not divide"),
+        (model, 3, {"expert_parallel": 3}, "divisor of 4"),
+        (dense, 2, {"expert_parallel": 2}, "0 experts"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            parallelize(net, TrainConfig(**change), World(torch.device("cpu"), size=size))
+
+
+def test_torchrun_runs_the_same_command(corpus, alone, tmp_path):  # noqa: F811
+    run = new_run(corpus, tmp_path / "run", steps=STEPS)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "ngpt_core",
+        "train",
+    ]
+    command += ["--preset=pico", *(f"--{k.replace('_', '-')}={v}" for k, v in TINY.items() if k != "preset")]
+    command += [f"--data={corpus}", f"--out={run.folder}", "--steps=20", "--batch-size=4", "--seq-len=32", "--eval-windows=4"]
+    command += ["--eval-every=5", "--diagnostics-every=10", "--save-every=0", "--sample-tokens=4", "--no-tensorboard"]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert_same(tmp_path / "run", alone)
