@@ -1,0 +1,103 @@
+"""The plan: its FLOPs against torch's own counter, its counts against the model, its advice against itself.
+
+(Its parameter and optimizer memory is compared with real FSDP2 shards in test_parallel.py.)
+"""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import ngpt_core as ng
+from ngpt_core.cli import main
+from ngpt_core.train.config import TrainConfig
+from ngpt_core.train.plan import GPUS, flops_per_token, memory, plan, plan_for, state_bytes
+
+
+@pytest.mark.parametrize("change", [{}, {"activation": "swiglu"}, {"n_kv_heads": 2}])
+def test_flops_are_those_that_torch_counts(change):
+    """Forward and backward of a dense model, counted by torch from the operators that ran."""
+    config = ng.preset("pico-dense", **change)
+    model, T = ng.LanguageModel(config), 64
+    tokens = torch.randint(256, (2, T))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(tokens).square().mean().backward()
+    attention = config.n_heads * config.head_dim * T * config.pattern.count("*") * 6  # torch sees products with all T keys
+    assert counter.get_total_flops() / (2 * T) == pytest.approx(flops_per_token(config, T) + attention, rel=0.03)
+
+
+def test_flops_of_the_ladder_are_six_times_the_active_parameters_and_a_little_more():
+    from ngpt_core.presets import count_parameters
+
+    for name in ("1B", "7B", "30B"):
+        config = ng.preset(name)
+        assert 1.0 < flops_per_token(config, 4096) / (6 * count_parameters(config).active) < 1.3
+
+
+def test_one_rank_holds_every_parameter_and_two_moments():
+    config = ng.preset("pico")
+    numel = sum(p.numel() for p in ng.LanguageModel(config).parameters())
+    assert state_bytes(config, TrainConfig(), 1) == {"parameters": 4 * numel, "optimizer": 8 * numel}
+
+
+def test_more_ranks_need_less_each_and_recomputation_less_still():
+    config = ng.preset("7B")
+    settings = TrainConfig(batch_size=64, seq_len=4096, micro_batch=1)
+    totals = [memory(config, settings, ranks).total for ranks in (2, 8, 32)]
+    assert totals == sorted(totals, reverse=True)
+    kept = [
+        memory(config, TrainConfig(batch_size=64, seq_len=4096, micro_batch=1, activation_checkpointing=how), 8).activations
+        for how in ("none", "selective", "full")
+    ]
+    assert kept == sorted(kept, reverse=True)
+
+
+def test_the_page_for_the_paper_s_largest_model(capsys):
+    assert main(["plan", "--preset", "30B", "--gpus", "64", "--gpu", "h100-80gb"]) == 0
+    page = capsys.readouterr().out
+    for text in (
+        "31.578B parameters, 3.228B active",
+        "1,000.0B tokens",
+        "memory per rank",
+        "fits",
+        "0.00231",
+        "#SBATCH --nodes=8",
+        "-m ngpt_core train --preset 30B",
+    ):
+        assert text in page, text
+    rates = {line.split()[0] for line in page.splitlines() if line.startswith("  0.")}
+    assert rates == {"0.5", "0.2", "0.00463", "0.00347", "0.00231"}  # s_z; alpha, s_qk; router x2; experts x1.5; C/sqrt(d)
+
+
+def test_what_does_not_fit_says_what_would_and_that_does(capsys):
+    assert main(["plan", "--preset", "30B", "--gpus", "4", "--gpu", "a100-40gb"]) == 1
+    page = capsys.readouterr().out
+    assert "DOES NOT FIT" in page
+    advice = page.split("it would fit with: ")[1].splitlines()[0].split("; or ")[0]
+    flags = dict(zip(advice.split()[::2], advice.split()[1::2]))
+    again = {"micro_batch": int(flags["--micro-batch"]), "activation_checkpointing": flags["--activation-checkpointing"]}
+    assert plan_for(again, {"preset": "30B"}, int(flags["--gpus"]), "a100-40gb", 0.35)[1]
+
+
+def test_the_command_on_the_page_is_one_that_the_trainer_takes():
+    from ngpt_core.cli import _parser
+
+    page, _ = plan_for({"expert_parallel": 8, "replicas": 2}, {"preset": "14B"}, 64, "h100-80gb", 0.35)
+    command = page.split("-m ngpt_core ")[1]
+    args = _parser().parse_args(command.split())
+    assert args.preset == "14B" and args.expert_parallel == 8 and args.replicas == 2 and args.resume
+
+
+def test_bad_questions_are_answered_by_name():
+    config = ng.preset("1B")
+    for settings, gpus, gpu, word in (
+        ({}, 8, "h900", "no GPU 'h900'"),
+        ({"replicas": 3}, 8, "h100-80gb", "do not divide"),
+        ({"expert_parallel": 3}, 24, "h100-80gb", "128 experts do not divide"),
+        ({"batch_size": 12}, 8, "h100-80gb", "--batch-size"),
+        ({}, 0, "h100-80gb", "--gpus must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            plan(config, TrainConfig(**{"batch_size": 48, "steps": 10, **settings}), gpus, gpu)
+    with pytest.raises(ValueError, match="--steps"):
+        plan(ng.preset("pico"), TrainConfig(), 1, next(iter(GPUS)))

@@ -1,0 +1,95 @@
+"""The report: its numbers on curves whose answers are known, and a page that needs nothing but a browser."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from test_trainer import corpus, new_run  # noqa: F401  (corpus is a fixture)
+
+from ngpt_core.cli import main
+from ngpt_core.train.report import LoggedRun, comparison, log_fit, sentence, smooth, tokens_to_reach
+from ngpt_core.train.trainer import train
+
+
+def logged(name: str, val: list[float], normalized: bool = True) -> LoggedRun:
+    records = [{"step": i + 1, "tokens": 100 * (i + 1), "loss": v, "val_loss": v, "time": float(i)} for i, v in enumerate(val)]
+    return LoggedRun(name, records, {"model": {"normalized": normalized}})
+
+
+def test_tokens_to_reach_interpolates_and_knows_never():
+    tokens, loss = np.array([100.0, 200.0, 300.0]), np.array([4.0, 2.0, 1.0])
+    assert tokens_to_reach(tokens, loss, 3.0) == 150.0
+    assert tokens_to_reach(tokens, loss, 1.25) == 275.0
+    assert tokens_to_reach(tokens, loss, 5.0) == 100.0
+    assert tokens_to_reach(tokens, loss, 0.5) is None
+
+
+def test_each_run_is_measured_by_the_other_s_final_loss():
+    fast, slow = logged("fast", [4.0, 2.0, 1.0, 0.5]), logged("slow", [5.0, 4.0, 3.0, 2.0])
+    rows = {row["run"]: row for row in comparison([fast, slow])}
+    assert rows["fast"]["tokens"] == 200.0 and rows["fast"]["share"] == 0.5  # half of the tokens, as the paper says it
+    assert rows["slow"]["tokens"] is None and "does not reach" in sentence(rows["slow"])
+    assert "50% of the 400" in sentence(rows["fast"])
+
+
+def test_the_logarithmic_fit_finds_its_own_law():
+    t = np.arange(1.0, 5000.0)
+    y = np.where(t < 1000, 7.0, 2.0 + 0.3 * np.log(t))  # a transient that must not count
+    assert log_fit(t, y, 1000) == pytest.approx((2.0, 0.3))
+
+
+def test_smoothing_is_a_mean_over_the_past():
+    assert smooth(np.array([4.0, 2.0, 0.0, 2.0]), 2).tolist() == [4.0, 3.0, 1.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def page(corpus, tmp_path_factory):  # noqa: F811
+    folder = tmp_path_factory.mktemp("report")
+    for name, normalized in (("gpt", False), ("ngpt", True)):
+        train(
+            new_run(
+                corpus, folder / name, {"normalized": normalized}, steps=12, eval_every=4, diagnostics_every=4, sample_tokens=4
+            )
+        )
+    assert main(["report", str(folder / "gpt"), str(folder / "ngpt"), "--out", str(folder / "report.html")]) == 0
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_one_file_that_asks_no_other_host(page):
+    body = page[page.index("</script></head>") :]
+    library = page[page.index("<script>") : page.index("</script></head>")]
+    assert len(library) > 10**6 and page.count(library[:5000]) == 1  # plotly, once
+    assert not re.search(r"""(src|href)\s*=\s*["'](https?:)?//""", body)
+
+
+def test_the_page_holds_the_paper_s_figures_with_these_runs_numbers(page):
+    body = page[page.index("</script></head>") :]
+    titles = re.findall(r"<h2>(.*?)</h2>", body)
+    assert titles == [
+        "Loss over tokens", "Loss over time", "The logit scale s_z", "Second moments and the gate",
+        "Coordinates without a gradient", "Angle of a step", "Eigen learning rates", "Routers", "Gradient norm", "Samples",
+    ]  # fmt: skip
+    assert body.count("final held-out loss") == 2 and "Plotly.newPlot" in body
+    starts = [match.end() for match in re.finditer(r'Plotly\.newPlot\(\s*"[^"]+",\s*', body)]
+    figures = [json.JSONDecoder().raw_decode(body, start)[0] for start in starts]  # each figure's traces
+    assert len(figures) == 9 and all(len(figure) > 0 for figure in figures)
+    angle = {trace["name"]: trace for trace in figures[5]}
+    assert {"ngpt, mean angle", "ngpt, largest angle", "ngpt, cap"} == set(angle)
+
+
+def test_the_angles_stay_under_the_cap(corpus, tmp_path):  # noqa: F811
+    from ngpt_core.train.metrics import read_metrics
+
+    train(new_run(corpus, tmp_path / "run", steps=10, diagnostics_every=1))
+    for record in read_metrics(tmp_path / "run"):
+        for group in record["diagnostics"]:
+            if group["cap"] is not None:
+                assert group["cap"] <= math.radians(1.0) * (1 + 1e-6)
+                assert group["angle_max"] <= group["cap"] * (1 + 1e-4) + 1e-7
+
+
+def test_what_is_no_run_is_named(tmp_path, capsys):
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 1
+    assert "is not a run" in capsys.readouterr().err and not (tmp_path / "r.html").exists()
