@@ -244,6 +244,7 @@ def matching(split: str, rung: str, overhead: float) -> dict:
         "gpt": gpt, "ngpt": ngpt,
         "bridge_x": np.array([TOKENS[i], TOKENS[i] * tokens]), "bridge_y": np.array([gpt[i], gpt[i]]),
         "tokens": tokens, "active": active, "compute": tokens * active * (1 + overhead / 100),
+        "shifted": np.array([TOKENS[i] * tokens * (1 + overhead / 100)]), "level": np.array([gpt[i]]),
         "needed": TOKENS[i] * tokens, "size": ACTIVE[i] * active, "loss": gpt[i],
     }  # fmt: skip
 
@@ -258,6 +259,10 @@ def matching_figure(v: dict) -> go.Figure:
     figure.add_scatter(
         x=v["bridge_x"], y=v["bridge_y"], name="the same loss", mode="lines+markers", line=_thin(COLORS["gold"], "dash"),
         marker={"color": COLORS["gold"], "size": [13, 13], "symbol": ["square-open", "circle-open"], "line": {"width": 3}},
+    )  # fmt: skip
+    figure.add_scatter(
+        x=v["shifted"], y=v["level"], name="with the extra time", mode="markers",
+        marker={"color": COLORS["magenta"], "size": 10, "symbol": "diamond"},
     )  # fmt: skip
     figure.update_xaxes(type="log", **TICKS, title="tokens (10⁹)")
     figure.update_yaxes(title="{split} loss")

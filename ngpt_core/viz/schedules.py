@@ -90,7 +90,10 @@ def spending(rho: float, r: float, level: float) -> dict:
         out[name] = np.interp(R, FINE, spent)
         out[f"{name}_by"] = float(np.interp(r, FINE, spent))
         out[f"{name}_falls"] = falls_below(eta, level / 100)
-    return out | {"at": np.array([r, r]), "by": np.array([[r, out[f"{name}_by"]] for name in NAMES])}
+        out[f"{name}_at_fall"] = float(np.interp(out[f"{name}_falls"], FINE, spent))
+    by = np.array([[r, out[f"{name}_by"]] for name in NAMES])
+    falls = np.array([[out[f"{name}_falls"], out[f"{name}_at_fall"]] for name in NAMES])
+    return out | {"at": np.array([r, r]), "by": by, "falls": falls}
 
 
 def spending_figure(v: dict) -> go.Figure:
@@ -102,6 +105,8 @@ def spending_figure(v: dict) -> go.Figure:
         figure.add_scatter(x=R, y=v[name], name=name, mode="lines", line=_line(name), hovertemplate=label)
     marker = {"color": [COLORS[color] for color in NAMES.values()], "size": 10}
     figure.add_scatter(x=v["by"][:, 0], y=v["by"][:, 1], mode="markers", marker=marker, **still)
+    cross = marker | {"symbol": "x", "size": 9}  # where the rate falls below the level
+    figure.add_scatter(x=v["falls"][:, 0], y=v["falls"][:, 1], mode="markers", marker=cross, **still)
     figure.update_xaxes(title="share of training r", range=[0, 1])
     figure.update_yaxes(title="share of the area spent", range=[0, 1.02], tickformat=".0%")
     return figure
