@@ -91,6 +91,13 @@ def test_the_convolution_is_torchs_own():
     torch.testing.assert_close(later, expected[:, 5:])
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_convolutions_backward_pass_is_right_by_finite_differences(packed):
+    x, w, bias, past = (torch.randn(*shape).double().requires_grad_() for shape in ((2, 6, 3), (4, 3), (3,), (2, 3, 3)))
+    documents = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 1, 2, 2, 2, 3]]) if packed else None
+    assert torch.autograd.gradcheck(lambda *a: causal_conv(*a, documents), (x, w, bias, None if packed else past))
+
+
 def test_the_cuda_convolution_is_called_with_its_own_conventions(monkeypatch):
     """causal-conv1d wants [b, channels, T] with channels contiguous, [channels, K], and int32 sequence numbers."""
     seen = {}

@@ -16,6 +16,7 @@ channels = d_inner + 2 G N. Rows of in_proj in the order z, x, B, C, dt (as in m
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -30,22 +31,57 @@ from .unit import init_rows_, rows
 __all__ = ["Mamba2", "Mamba2Cache", "causal_conv", "group_rms_norm"]
 
 
+def _slide(padded: Tensor, taps: Sequence[Tensor], length: int, y: Tensor | None = None) -> Tensor:
+    """y_t + sum_k taps_k padded_{t+k} for t < length: each channel by itself."""
+    for k, tap in enumerate(taps):
+        window = padded[:, k : k + length]
+        y = window * tap if y is None else torch.addcmul(y, window, tap)
+    return y
+
+
+class _ConvSiLU(torch.autograd.Function):
+    """SiLU(bias + sum_k weight_k padded_{t+k}), where ``keep`` [K, b, T, 1] may switch a tap off at a token.
+
+    The backward pass is written out: derived, it would copy and mask a whole tensor for every tap, at twice the time.
+    """
+
+    @staticmethod
+    def forward(ctx, padded: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None) -> Tensor:
+        taps = weight.unbind() if keep is None else (weight[:, None, None] * keep).unbind()
+        y = _slide(padded, taps, padded.shape[1] - len(taps) + 1, bias)
+        ctx.save_for_backward(padded, weight, y, keep)
+        return F.silu(y)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        padded, weight, y, keep = ctx.saved_tensors
+        (b, T, channels), K = grad.shape, weight.shape[0]
+        grad = torch.ops.aten.silu_backward(grad, y)
+        border = grad.new_zeros(b, K - 1, channels)
+        taps = list(weight.flip(0).unbind())  # the same sliding sum, seen from the input: taps in reverse order
+        if keep is not None:
+            around = F.pad(keep, (0, 0, K - 1, K - 1)).flip(0)
+            taps = [tap * around[k, :, k : k + T + K - 1] for k, tap in enumerate(taps)]
+        d_padded = _slide(torch.cat([border, grad, border], 1), taps, T + K - 1)
+        seen = [grad] * K if keep is None else (grad * keep).unbind()
+        d_weight = torch.stack([(seen[k] * padded[:, k : k + T]).sum((0, 1)) for k in range(K)])
+        return d_padded, d_weight, grad.sum((0, 1)), None
+
+
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
     """SiLU(bias + sum_k weight_k x_{t-K+1+k}), each channel by itself: x [b, T, channels], weight [K, channels].
 
     ``past`` [b, K-1, channels] are the inputs before x (zeros if None). A tap that would reach back into another of the
-    ``documents`` [b, T] reads zero. Written as K shifted products, which compile into one pass over x.
+    ``documents`` [b, T] reads zero. Computed in float32 at least.
     """
-    K, T, wide = weight.shape[0], x.shape[1], torch.promote_types(x.dtype, torch.float32)
-    padded = F.pad(x, (0, 0, K - 1, 0)) if past is None else torch.cat([past.to(x.dtype), x], 1)
-    segment = None if documents is None else F.pad(segments(documents), (K - 1, 0), value=-1)
-    y = bias.to(wide)
-    for k in range(K):
-        tap = padded[:, k : k + T]
-        if segment is not None and k < K - 1:
-            tap = torch.where((segment[:, k : k + T] == segment[:, K - 1 :])[..., None], tap, 0.0)
-        y = y + tap * weight[k]
-    return F.silu(y).to(x.dtype)
+    (b, T, channels), K, wide = x.shape, weight.shape[0], torch.promote_types(x.dtype, torch.float32)
+    past = x.new_zeros(b, K - 1, channels) if past is None else past.to(x.dtype)
+    keep = None
+    if documents is not None:
+        segment = segments(documents)
+        before = F.pad(segment, (K - 1, 0), value=-1)
+        keep = torch.stack([before[:, k : k + T] == segment for k in range(K)])[..., None].to(wide)
+    return _ConvSiLU.apply(torch.cat([past, x], 1).to(wide), weight.to(wide), bias.to(wide), keep).to(x.dtype)
 
 
 @torch.compiler.disable  # a graph break: the kernel is an extension with a backward of its own

@@ -117,17 +117,17 @@ def ssd_chunked(
     log_a = each.cumsum(-1)  # log(a_1 ... a_q), from the start of the chunk
     to_end = F.pad(each[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1))  # log(a_{q+1} ... a_Q)
 
-    # 1. Inside a chunk: attention with the mask L_qs = a_{s+1} ... a_q. Its diagonal is 1, not exp(0): else the gradients of
-    #    the decays would be sums in which these largest terms cancel, up to their rounding.
-    seen = torch.ones(Q, Q, dtype=torch.bool, device=x.device).tril()
-    diagonal = torch.eye(Q, dtype=torch.bool, device=x.device)
+    # 1. Inside a chunk: attention with the decays L_qs = a_{s+1} ... a_q for s < q, and each token's own term. That one has
+    #    no decay: with it in L, gradients of decays would be sums in which the largest terms cancel, up to their rounding.
+    u = xs * ds[..., None]
+    own = (C * B).sum(-1)[..., None, None] * u
+    CB = (C @ B.mT).tril(-1)  # b c g q s
     if segment is not None:
         of = rearrange(segment, "b (c q) -> b c 1 1 q", q=Q)
-        seen = seen & (of[..., :, None] == of[..., None, :])
-    log_L = (log_a[..., :, None] - log_a[..., None, :]).masked_fill(diagonal, 0.0)
-    L = torch.exp(log_L.masked_fill(~seen, -torch.inf))
-    M = (C @ B.mT)[:, :, :, None] * L  # b c g r q s
-    y = rearrange(M @ rearrange(xs * ds[..., None], "b c g q r p -> b c g r q p"), "b c g r q p -> b c q g r p")
+        CB = torch.where(of[:, :, 0, :, :, None] == of[:, :, 0, :, None], CB, 0.0)
+    L = torch.exp((log_a[..., :, None] - log_a[..., None, :]).clamp_max(0.0))  # b c g r q s
+    y = (CB[:, :, :, None] * L) @ rearrange(u, "b c g q r p -> b c g r q p")
+    y = rearrange(y, "b c g r q p -> b c g q r p") + own
 
     # 2. What a chunk adds to the state at its end.
     from_start, through = log_a, log_a[..., -1:]
@@ -151,8 +151,8 @@ def ssd_chunked(
     states = rearrange(torch.stack(at_start, 1), "b c g n r p -> b c g n (r p)")
 
     # 4. What the state at a chunk's start gives to its tokens.
-    carried = rearrange(C @ states, "b c g q (r p) -> b c g q r p", r=r) * torch.exp(from_start).mT[..., None]
-    y = rearrange(y + rearrange(carried, "b c g q r p -> b c q g r p"), "b c q g r p -> b (c q) (g r) p")[:, :T]
+    y = y + rearrange(C @ states, "b c g q (r p) -> b c g q r p", r=r) * torch.exp(from_start).mT[..., None]
+    y = rearrange(y, "b c g q r p -> b (c q) (g r) p")[:, :T]
     return (y if skip is None else y + skip).to(dtype), rearrange(S, "b g n r p -> b (g r) p n")
 
 
