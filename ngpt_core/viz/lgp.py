@@ -62,21 +62,27 @@ def backward_scales_figure(v: dict) -> go.Figure:
 # ---- the hidden multiplier over training -----------------------------------------------------------------------------
 
 STEPS, FIRST = 1_000_000, 1000
-PROGRESS = np.geomspace(FIRST, STEPS, 121) / STEPS
+PROGRESS = np.geomspace(FIRST, STEPS, 161) / STEPS
 
 
 def hidden_multiplier(start: float, slope: float, rho: float) -> dict:
     """mean(s_z) = start + slope * ln(t / 1000) from step 1000 to a million, and the schedule that it makes of log decay."""
     mean = start + slope * np.log(PROGRESS * STEPS / FIRST)
     eta = log_decay(PROGRESS, rho)
-    hidden = eta * mean / mean[0]
+    product = eta * mean
+
+    def half(curve: np.ndarray) -> float:
+        """Where a curve has fallen to half of its peak for the last time, in percent of training."""
+        return 100 * PROGRESS[curve >= curve.max() / 2][-1]
+
     return {
         "mean": mean,
         "lgp": np.ones_like(mean),
-        "eta": eta / eta[0],
-        "hidden": hidden / eta[0],
+        "eta": eta / eta.max(),
+        "product": product / product.max(),
         "growth": mean[-1] / mean[0],
-        "budget": np.trapezoid(hidden, PROGRESS) / np.trapezoid(eta, PROGRESS),
+        "half_eta": half(eta),
+        "half_product": half(product),
     }
 
 
@@ -85,12 +91,12 @@ def hidden_multiplier_figure(v: dict) -> go.Figure:
     t = PROGRESS * STEPS
     figure.add_scatter(x=t, y=v["mean"], name="without LGP", **_line("red"), row=1, col=1)
     figure.add_scatter(x=t, y=v["lgp"], name="with LGP", **_line("blue"), row=1, col=1)
-    figure.add_scatter(x=PROGRESS, y=v["hidden"], showlegend=False, **_line("red"), row=2, col=1)
+    figure.add_scatter(x=PROGRESS, y=v["product"], showlegend=False, **_line("red"), row=2, col=1)
     figure.add_scatter(x=PROGRESS, y=v["eta"], showlegend=False, **_line("blue"), row=2, col=1)
     figure.update_xaxes(title="step t", type="log", exponentformat="power", dtick=1, row=1, col=1)
     figure.update_xaxes(title="share of training done, r", range=[0, 1], row=2, col=1)
-    figure.update_yaxes(title="mean of b", range=[0, 130], row=1, col=1)
-    figure.update_yaxes(title="multiplier × η", range=[0, 1.65], row=2, col=1)
+    figure.update_yaxes(title="mean of b", range=[0, 80], row=1, col=1)
+    figure.update_yaxes(title="product / its peak", range=[0, 1.05], row=2, col=1)
     figure.update_layout(height=520)
     return figure
 
@@ -133,5 +139,5 @@ def gradient_figure(run: dict) -> go.Figure:
     figure.add_scatter(x=run["step"], y=g * mean, name="ordinary", **_line("red"))
     figure.add_scatter(x=run["step"], y=g, name="with LGP", **_line("blue"))
     figure.update_xaxes(title="step t")
-    figure.update_yaxes(title="norm of the gradient", type="log", exponentformat="power")
+    figure.update_yaxes(title="norm of the gradient", type="log", tickvals=[0.02, 0.05, 0.1, 0.2, 0.5, 1])
     return figure

@@ -125,7 +125,7 @@ def scale_paths_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=t, y=v["reference"], name="s<sub>scale</sub> = 1", **_line("red", "dash"))
     figure.add_scatter(x=t, y=v["path"], name="this s<sub>scale</sub>", **_line("blue"))
     figure.update_xaxes(title="step")
-    figure.update_yaxes(title="s<sub>eff</sub> / s<sub>init</sub>", range=[0.8, 5])
+    figure.update_yaxes(title="s<sub>eff</sub> / s<sub>init</sub>", range=[0, 6.5])
     return figure
 
 
