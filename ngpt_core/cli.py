@@ -17,7 +17,8 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit status."""
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = _parser(argv[0] if argv else "").parse_args(argv)
     try:
         return args.command(args)
     except BrokenPipeError:
@@ -39,7 +40,8 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    """All commands; the flags of ``train`` and ``plan``, which are the fields of the configs, only when they are chosen."""
     from . import __version__
 
     parser = argparse.ArgumentParser(
@@ -53,11 +55,11 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=run)
         return sub
 
-    _add_train(command)
+    _add_train(command, chosen)
     _add_eval(command)
     _add_generate(command)
     _add_data(commands)
-    _add_plan(command)
+    _add_plan(command, chosen)
     report = command("report", _report, "write one HTML page with interactive plots of one or several runs")
     report.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)")
@@ -71,9 +73,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
-def _add_train(command) -> None:
-    from .train.config import add_flags
+def _add_config_flags(parser: argparse.ArgumentParser) -> None:
+    from .train.config import add_flags  # imports torch
 
+    add_flags(parser)
+
+
+def _add_train(command, chosen: str) -> None:
     train = command(
         "train",
         _train,
@@ -85,7 +91,8 @@ def _add_train(command) -> None:
         "--resume", action="store_true", help="continue the run in --out from its newest checkpoint, if there is one"
     )
     train.add_argument("--dry-run", action="store_true", help="print the recipe's table of parameters and stop")
-    add_flags(train)
+    if chosen == "train":
+        _add_config_flags(train)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -206,16 +213,15 @@ def _describe(manifest: dict, folder: object) -> None:
 
 
 # ---- plan, report, demo, selftest ------------------------------------------------------------------------------------
-def _add_plan(command) -> None:
-    from .train.config import add_flags
-
+def _add_plan(command, chosen: str) -> None:
     sub = command("plan", _plan, "what a run needs on given GPUs: memory, time, learning rates, the command that starts it")
     sub.add_argument("--gpus", type=int, default=8, help="how many (default: 8)")
     sub.add_argument("--gpu", default="h100-80gb", help="which (default: h100-80gb)")
     sub.add_argument(
         "--mfu", type=float, default=0.35, help="the share of the peak that the run is assumed to reach (default: 0.35)"
     )
-    add_flags(sub)
+    if chosen == "plan":
+        _add_config_flags(sub)
 
 
 def _plan(args: argparse.Namespace) -> int:

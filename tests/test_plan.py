@@ -84,7 +84,7 @@ def test_the_command_on_the_page_is_one_that_the_trainer_takes():
 
     page, _ = plan_for({"expert_parallel": 8, "replicas": 2}, {"preset": "14B"}, 64, "h100-80gb", 0.35)
     command = page.split("-m ngpt_core ")[1]
-    args = _parser().parse_args(command.split())
+    args = _parser("train").parse_args(command.split())
     assert args.preset == "14B" and args.expert_parallel == 8 and args.replicas == 2 and args.resume
 
 

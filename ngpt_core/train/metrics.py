@@ -14,12 +14,13 @@ import json
 import math
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
 import torch
 
-__all__ = ["Metrics", "peak_flops", "read_metrics"]
+__all__ = ["Metrics", "check_wandb", "peak_flops", "read_metrics"]
 
 # Dense bf16 peak of a GPU by what its name contains, FLOP/s, from the vendors' data sheets; the first that matches.
 PEAKS = {
@@ -61,6 +62,12 @@ def read_metrics(run: Path | str) -> list[dict]:
     return records
 
 
+def check_wandb(project: str | None) -> None:
+    """Before anything is written: can the run report to Weights & Biases as it was asked to?"""
+    if project and find_spec("wandb") is None:
+        raise ValueError(f"--wandb {project} needs the package wandb: pip install wandb, or leave it out.")
+
+
 class Metrics:
     """Writes a run's numbers. Only the first rank has one."""
 
@@ -88,10 +95,8 @@ class Metrics:
 
     @staticmethod
     def _wandb(run: Path, project: str):
-        try:
-            import wandb
-        except ImportError:
-            raise ValueError(f"--wandb {project} needs the package wandb: pip install wandb, or leave it out.") from None
+        import wandb
+
         return wandb.init(project=project, dir=str(run), name=run.name, resume="allow")
 
     def write(self, record: dict) -> None:

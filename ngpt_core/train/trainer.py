@@ -30,7 +30,7 @@ from .checkpoint import Checkpoints
 from .config import recipe_numbers
 from .data import Batch, Loader
 from .loss import evaluate
-from .metrics import Metrics, peak_flops
+from .metrics import Metrics, check_wandb, peak_flops
 from .parallel import World, initialize, parallelize, start
 from .plan import flops_per_token
 from .run import Run, open_blend
@@ -243,10 +243,9 @@ def train(run: Run) -> int:
     if run.finished:
         print(f"{run.folder} is finished: {run.steps} steps. Nothing to do.", file=sys.stderr)
         return 0
+    check_wandb(run.config.wandb)
     config, world = run.config, start(run.config)
     try:
-        if world.main:
-            run.folder.mkdir(parents=True, exist_ok=True)
         corpora = _corpora(run, world)
         held_out = (
             open_blend(config.val_data, run.model.vocab_size) if config.val_data else [c for c in corpora if c[0].has("val")]
@@ -255,6 +254,7 @@ def train(run: Run) -> int:
         if run.checkpoint is not None:
             trainer.resume()
         if world.main:
+            run.folder.mkdir(parents=True, exist_ok=True)
             run.record(corpora)
         return _loop(trainer, held_out)
     finally:

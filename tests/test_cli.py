@@ -1,0 +1,196 @@
+"""The command line: every command does its work, and every slip is one sentence and an exit status that is not 0."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from test_trainer import TINY, corpus  # noqa: F401  (corpus is a fixture)
+
+from ngpt_core.cli import main
+from ngpt_core.train.metrics import read_metrics
+
+SIZES = ["--batch-size=2", "--seq-len=32", "--eval-windows=4", "--sample-tokens=4", "--no-tensorboard"]
+MODEL = ["--preset=pico", *(f"--{k.replace('_', '-')}={v}" for k, v in TINY.items() if k != "preset")]
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):  # noqa: F811
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    assert main(["train", *MODEL, *SIZES, "--steps=4", f"--data={corpus}", f"--out={folder}", "--save-every=2"]) == 0
+    return folder
+
+
+def sentence(capsys, argv) -> str:
+    """What a command that must fail says: one line on stderr."""
+    assert main(argv) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("ngpt: ") and captured.err.count("\n") == 1 and captured.out == "", captured
+    return captured.err
+
+
+def test_pack_train_eval_generate_report(tmp_path, capsys, monkeypatch):
+    """A user's afternoon, from a text file to a page."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("the cat sat on the mat. the dog sat on the log.\n" * 200)
+    assert main(["data", "pack", "book.txt", "--out", "packed", "--tokenizer", "bytes"]) == 0
+    assert "held out (by tails)" in capsys.readouterr().out
+    assert main(["data", "check", "packed"]) == 0
+    assert main(["train", *MODEL, *SIZES, "--steps", "12", "--data", "packed", "--out", "run", "--eval-every", "4"]) == 0
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "checkpoints", "config.json", "export", "metrics.jsonl", "samples.jsonl",
+    ]  # fmt: skip
+    records = read_metrics("run")
+    assert records[-1]["loss"] < records[0]["loss"] - 0.5
+    capsys.readouterr()
+    assert main(["eval", "run", "--json", "--windows", "4"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["loss"] == pytest.approx(records[-1]["val_loss"], abs=1e-4)
+    assert result["bits_per_byte"] == pytest.approx(result["loss"] / 0.6931, rel=0.01) and len(result["loss_by_position"]) == 32
+    assert main(["eval", "run", "--windows", "4"]) == 0
+    assert "bits per byte" in capsys.readouterr().out
+    assert main(["generate", "run", "--prompt", "the ", "--max-new-tokens", "10", "--temperature", "0"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("the ")
+    main(["generate", "run", "--prompt", "the ", "--max-new-tokens", "10", "--temperature", "0"])
+    assert capsys.readouterr().out == first
+    assert main(["report", "run"]) == 0
+    assert (tmp_path / "report.html").stat().st_size > 10**6
+
+
+def test_generation_streams_piece_by_piece(run):
+    """The text arrives while it is written: the first piece is there before the last is drawn."""
+    from ngpt_core.train.use import generate
+
+    pieces = generate(str(run), "the cat", 20, 0, "cpu", temperature=1.0)
+    assert next(pieces) == "the cat"
+    assert len("".join(pieces)) >= 1
+    whole = "".join(generate(str(run), "the cat", 20, 0, "cpu", temperature=1.0))
+    assert whole == "".join(generate(str(run), "the cat", 20, 0, "cpu", temperature=1.0))
+    assert whole != "".join(generate(str(run), "the cat", 20, 1, "cpu", temperature=1.0))
+
+
+def test_an_unfinished_run_generates_from_its_newest_checkpoint(run, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "export")
+    argv = ["--prompt", "the ", "--max-new-tokens", "8", "--temperature", "0"]
+    main(["generate", str(run), *argv])
+    finished = capsys.readouterr().out
+    main(["generate", str(tmp_path / "run"), *argv])
+    assert capsys.readouterr().out == finished
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert "no model yet" in sentence(capsys, ["generate", str(tmp_path / "run")])
+
+
+def test_dry_run_prints_the_recipe_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--preset", "30B", "--dry-run"]) == 0
+    page = capsys.readouterr().out
+    for text in ("parameter", "peak lr", "warmup", "cap", "noise", "embedding.weight", "router", "1°"):
+        assert text in page, text
+    assert main(["train", "--preset", "pico", "--baseline", "--dry-run"]) == 0
+    assert "0.0022" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+
+
+def test_settings_come_from_a_file_and_flags_come_on_top(corpus, tmp_path):  # noqa: F811
+    (tmp_path / "run.toml").write_text(
+        f'steps = 2\nbatch-size = 2\nseq_len = 32\ndata = ["{corpus}"]\nseed = 5\nsample_tokens = 0\n'
+    )
+    argv = [
+        "train",
+        *MODEL,
+        "--config",
+        str(tmp_path / "run.toml"),
+        "--seed",
+        "7",
+        "--out",
+        str(tmp_path / "run"),
+        "--eval-windows=2",
+    ]
+    assert main(argv) == 0
+    recorded = json.loads((tmp_path / "run" / "config.json").read_text())["train"]
+    assert (recorded["seq_len"], recorded["batch_size"], recorded["seed"]) == (32, 2, 7)
+
+
+def test_every_setting_of_run_and_model_is_a_flag_with_its_help():
+    from dataclasses import fields
+
+    from ngpt_core.config import ModelConfig
+    from ngpt_core.train.config import TrainConfig, field_help
+
+    text = subprocess.run(
+        [sys.executable, "-m", "ngpt_core", "train", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for cls, but in ((TrainConfig, ()), (ModelConfig, ("name", "normalized"))):
+        for f in fields(cls):
+            if f.name not in but:
+                assert f"--{f.name.replace('_', '-')} " in text or f"--{f.name.replace('_', '-')}," in text, f.name
+                assert field_help(cls)[f.name]
+
+
+def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):  # noqa: F811
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "bad.toml").write_text("seq_len = \n")
+    (tmp_path / "typo.json").write_text('{"seq_lenn": 3}')
+    out = f"--out={tmp_path / 'new'}"
+    for argv, word in (
+        (["train", "--preset", "huge", out, "--steps=1"], "There is no preset 'huge'"),
+        (["train", "--steps=1"], "--out"),
+        (["train", out], "--steps"),
+        (["train", out, "--steps=1", "--n-experts=4", "--top-k=9"], "top_k"),
+        (["train", f"--out={run}", "--steps=4"], "--resume"),
+        (["train", out, "--steps=1", f"--config={tmp_path / 'bad.toml'}"], "cannot be read as settings"),
+        (["train", out, "--steps=1", f"--config={tmp_path / 'typo.json'}"], "no setting 'seq_lenn'"),
+        (["train", out, "--steps=1", f"--config={tmp_path / 'none.toml'}"], "No such file"),
+        (["train", out, "--steps=1", "--data=/nowhere"], "not a packed corpus"),
+        (["train", out, "--steps=1", "--vocab-size=64", f"--data={corpus}"], "larger than the model's 64"),
+        (["train", out, "--steps=1", "--wandb=project", f"--data={corpus}"], "pip install wandb"),
+        (["data", "pack", str(tmp_path / "empty.txt"), out], "corpus is empty"),
+        (["data", "pack", str(tmp_path / "none.txt"), out], "no file"),
+        (["data", "check", str(tmp_path)], "not a packed corpus"),
+        (["eval", str(tmp_path)], "is not a run"),
+        (["eval", str(run), "--windows=0"], "--windows"),
+        (["generate", str(tmp_path)], "is not a run"),
+        (["generate", str(run), "--prompt="], "--prompt"),
+        (["generate", str(run), "--temperature=-1"], "temperature"),
+        (["generate", str(run), "--device=tpu"], "--device"),
+        (["demo", f"--out={run}"], "not empty"),
+        (["demo", out, "--minutes=0"], "--minutes"),
+    ):
+        assert word in sentence(capsys, argv), argv
+    assert not (tmp_path / "new").exists()
+
+
+def test_unknown_commands_and_flags_end_with_status_2(capsys):
+    for argv in ([], ["fly"], ["train", "--stepz", "3"], ["train", "--step", "3", "--out", "x"], ["data"]):
+        with pytest.raises(SystemExit) as end:
+            main(argv)
+        assert end.value.code == 2
+    capsys.readouterr()
+
+
+def test_help_answers_without_importing_torch():
+    code = "import sys, ngpt_core.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert answer.splitlines()[-1] == "False"
+
+
+def test_a_reader_that_leaves_early_is_no_error(run):
+    command = f"{sys.executable} -m ngpt_core generate {run} --max-new-tokens 400 --temperature 2 | head -c 3"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_the_demo_compares_both_and_says_where_the_report_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.05"]) == 0
+    page = capsys.readouterr().out
+    assert (
+        "is ahead by" in page
+        and "GPT writes" in page
+        and "nGPT writes" in page
+        and (tmp_path / "demo" / "report.html").exists()
+    )
