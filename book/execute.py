@@ -14,6 +14,7 @@ os.environ["NGPT_BOOK"] = "1"  # read by ngpt_core.viz: static HTML only
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two notebooks at once must not fight for the cores
 
 import nbformat
+import numpy as np
 from nbclient import NotebookClient
 
 BOOK = Path(__file__).parent
@@ -34,6 +35,17 @@ def execute(path: Path) -> None:
         sys.exit(f"{path.name} has {size:,} bytes with its outputs; the rule is at most 1,000,000. Use fewer grid points.")
 
 
+def picture() -> None:
+    """The README's picture: the walk of the first page, as a still. Mid-grey text reads on white and in the dark."""
+    from ngpt_core.viz import hypersphere
+    from ngpt_core.viz.svg import to_svg
+
+    arrays = {key: np.asarray(value) for key, value in hypersphere.forward_pass(0.2, 0.2, 5).items()}
+    still = to_svg(hypersphere.forward_pass_figure(arrays), alt="A hidden state walks on the sphere towards a word.")
+    (BOOK / "_assets" / "walk.svg").write_text(still.replace("currentColor", "#78808c"))
+
+
 if __name__ == "__main__":
+    picture()
     for path in [Path(p) for p in sys.argv[1:]] or sorted(BOOK.glob("*.ipynb")):
         execute(path)
