@@ -1,8 +1,9 @@
 """The golden run: on a generated corpus the losses are fixed for each seed. A change that moves them changed the training.
 
-The numbers were written down from runs of this code (CPU, float32). Rounding on another machine moves them by less than 1e-5
-(one rank against two: 7e-7 after 20 steps); every mechanism that is left out or altered moves them by more than the tolerance,
-which the second test shows for some. When a change is meant to alter training, run this file as a script and paste what it prints.
+The numbers were written down from runs of this code (CPU, float32). What rounding does to them was measured between one rank
+and two (7e-7 after 20 steps, see test_parallel.py); leaving out or altering one item of the recipe moves them by more than
+twice the tolerance, as the second test shows for five. When a change is meant to alter training, run this file as a script and
+paste what it prints.
 """
 
 import sys
