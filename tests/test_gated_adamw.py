@@ -158,8 +158,9 @@ def test_every_plain_path_is_the_twin_in_float32(name, ours):
 
 
 @pytest.mark.parametrize("ours", [dict(foreach=True), dict(capturable=True), dict(capturable=True, foreach=True)], ids=str)
-def test_stacked_and_capturable_steps_are_the_twin_in_float64(ours):
-    both((3, 5), 60, ours=ours, tolerance=2e-7 if "capturable" in ours else 1e-10, **SWITCHES["everything"])
+@pytest.mark.parametrize("name", ["everything", "everything, smooth"])
+def test_stacked_and_capturable_steps_are_the_twin_in_float64(ours, name):
+    both((3, 5), 60, ours=ours, tolerance=2e-7 if "capturable" in ours else 1e-10, **SWITCHES[name])
 
 
 def test_experts_in_three_dimensions_are_the_twin():
@@ -293,6 +294,15 @@ def test_lr_zero_and_zero_gradients_change_no_bit(dtype, path):
     assert all(torch.equal(p.detach().view(torch.int8), old) for p, old in zip((rows, free), before))
 
 
+@pytest.mark.parametrize("fused", [None, False])
+def test_lr_zero_keeps_the_sign_of_a_zero_whatever_the_gradient(fused):
+    p = torch.nn.Parameter(torch.tensor([-0.0, -0.0, 0.0, 0.0]))
+    optimizer = ng.GatedAdamW([p], lr=0.0, fused=fused)
+    p.grad = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    optimizer.step()
+    assert p.detach().signbit().tolist() == [True, True, False, False]
+
+
 def test_a_state_created_by_a_zero_step_leaves_no_trace_after_loading():
     def train(steps, prime):
         p = parameter(3, 6)
@@ -323,6 +333,16 @@ def test_a_row_that_does_not_move_keeps_its_bits_and_the_others_move():
     optimizer.step()
     assert torch.equal(p.detach()[::2], before[::2])
     assert (p.detach()[1::2] != before[1::2]).any(dim=-1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_the_cap_leaves_a_step_straight_through_the_origin_alone(dtype):
+    """Its tangent part is zero: there is no direction in which to stop at the cap."""
+    p = torch.nn.Parameter(torch.eye(3, dtype=dtype))
+    optimizer = ng.GatedAdamW([p], lr=1.0, unit_dim=-1, weight_decay=3.0, cap=0.1)
+    p.grad = torch.zeros(3, 3, dtype=dtype)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), -torch.eye(3, dtype=dtype))
 
 
 def test_a_candidate_that_is_exactly_zero_leaves_the_vector_where_it_was():
