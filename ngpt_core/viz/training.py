@@ -1,0 +1,86 @@
+"""What does chapter 11 draw? What the planner says of the ladder on given GPUs: memory on a rank, days, GPU hours, cost.
+
+Nothing here is measured: parameters and optimizer state are counted, activations estimated, and time rests on an assumed MFU,
+all by ``train/plan.py``.
+"""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import plotly.graph_objects as go
+
+from ..presets import preset
+from ..train.config import TrainConfig, run_defaults, total_steps
+from ..train.plan import GIB, GPUS, RESERVE, Memory, flops_per_token, memory
+from .theme import COLORS
+
+LADDER = ("1B", "2B", "4B", "7B", "14B", "30B")
+PARTS = ("parameters", "optimizer", "gradients", "gathered", "activations", "logits")
+
+
+@cache
+def _candidates(name: str, gpus: int) -> list[Memory]:
+    """What a rank needs under each way to run: the least recomputation first, then the largest micro-batch."""
+    model = preset(name)
+    config = TrainConfig.from_dict(run_defaults(model))
+    share = config.batch_size // gpus
+    rows = [2**i for i in range(int(math.log2(share)), -1, -1)]
+    kinds = ("none", "selective", "full")
+    return [memory(model, replace(config, activation_checkpointing=how, micro_batch=n), gpus) for how in kinds for n in rows]
+
+
+@cache
+def work(name: str) -> tuple[float, float]:
+    """(tokens, FLOPs) of training a rung of the ladder as the planner's defaults have it."""
+    model = preset(name)
+    config = TrainConfig.from_dict(run_defaults(model))
+    tokens = total_steps(config, model) * config.batch_size * config.seq_len
+    return tokens, tokens * flops_per_token(model, config.seq_len)
+
+
+def fitting(name: str, gpu: str, gpus: int) -> Memory:
+    """The first way that fits, or the leanest where none does."""
+    ways = _candidates(name, gpus)
+    return next((need for need in ways if need.total <= GPUS[gpu].memory - RESERVE), ways[-1])
+
+
+def planned(name: str, gpu: str, gpus: int) -> dict:
+    """Memory of a rank in GiB, part by part, the room there is, and the days at an assumed MFU of 35%."""
+    need = fitting(name, gpu, gpus)
+    room = GPUS[gpu].memory - RESERVE
+    parts = [getattr(need, part) / GIB for part in PARTS]
+    return {
+        "parts": parts,
+        "room": [room / GIB] * 2,
+        "total": need.total / GIB,
+        "left": (room - need.total) / GIB,
+        "days": work(name)[1] / (gpus * GPUS[gpu].peak * 0.35) / 86400,
+    }
+
+
+def planned_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    colors = ("blue", "red", "teal", "magenta", "gold", "grey")
+    for i, (part, color) in enumerate(zip(PARTS, colors, strict=True)):
+        figure.add_bar(y=["one rank"], x=[v["parts"][i]], name=part, orientation="h", marker_color=COLORS[color])
+    line = {"color": COLORS["grey"], "width": 3, "dash": "dash"}
+    figure.add_scatter(x=v["room"], y=[-0.6, 0.6], name="room", mode="lines", line=line, yaxis="y2")
+    figure.update_xaxes(title="GiB on the fullest rank", range=[0, 190])
+    hidden = {"overlaying": "y", "range": [-0.6, 0.6], "visible": False}
+    figure.update_layout(barmode="stack", height=260, yaxis={"showticklabels": False}, yaxis2=hidden)
+    return figure
+
+
+def cost(gpu: str, mfu: float, price: float) -> dict:
+    """GPU hours of each rung, and what they cost at a price per GPU hour."""
+    hours = [work(name)[1] / (GPUS[gpu].peak * mfu) / 3600 for name in LADDER]
+    return {"cost": [price * h for h in hours], "first": price * hours[0], "last": price * hours[-1], "hours": hours[-1]}
+
+
+def cost_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    figure.add_bar(x=list(LADDER), y=v["cost"], name="cost", marker_color=COLORS["blue"])
+    figure.update_xaxes(title="rung of the ladder", type="category")
+    figure.update_yaxes(title="cost, in units of your price", type="log", exponentformat="power", range=[1, 7], dtick=1)
+    return figure
