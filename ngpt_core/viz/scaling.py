@@ -94,7 +94,7 @@ def activation_figure(v: dict) -> go.Figure:
 STEPS = 60
 
 
-def scale_path(s_scale: float, lr: float, s_init: float, steps: int = STEPS, **options) -> np.ndarray:
+def scale_path(s_scale: float, lr: float, s_init: float = 1.0, steps: int = STEPS, **options) -> np.ndarray:
     """s_eff over the steps of GatedAdamW on (s_eff - 3 s_init)^2 / 2 with noisy gradients: the mean of eight entries."""
     scale = Scale(8, s_init, s_scale).double()
     optimizer = GatedAdamW(scale.parameters(), lr=lr, a=1.0, **options)
@@ -108,14 +108,9 @@ def scale_path(s_scale: float, lr: float, s_init: float, steps: int = STEPS, **o
     return np.array(path)
 
 
-def scale_paths(s_scale: float, lr: float, s_init: float) -> dict:
-    """The path at this s_scale, and the path at s_scale = 1 with the same lr; both relative to s_init."""
-    return {
-        "path": scale_path(s_scale, lr, s_init) / s_init,
-        "reference": scale_path(1.0, lr, s_init) / s_init,
-        "effective": lr * s_init / s_scale,
-        "relative": 100 * lr / s_scale,
-    }
+def scale_paths(s_scale: float, lr: float) -> dict:
+    """The path at this s_scale, and the path at s_scale = 1 with the same lr; both with s_init = 1."""
+    return {"path": scale_path(s_scale, lr), "reference": scale_path(1.0, lr), "effective": lr / s_scale}
 
 
 def scale_paths_figure(v: dict) -> go.Figure:
@@ -125,7 +120,7 @@ def scale_paths_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=t, y=v["reference"], name="s<sub>scale</sub> = 1", **_line("red", "dash"))
     figure.add_scatter(x=t, y=v["path"], name="this s<sub>scale</sub>", **_line("blue"))
     figure.update_xaxes(title="step")
-    figure.update_yaxes(title="s<sub>eff</sub> / s<sub>init</sub>", range=[0, 6.5])
+    figure.update_yaxes(title="s<sub>eff</sub>", range=[0, 6.5])
     return figure
 
 
