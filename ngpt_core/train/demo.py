@@ -7,6 +7,7 @@ it is, lets both write, and says where the report is. At this size and length th
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -87,6 +88,7 @@ def demo(out: str, minutes: float, preset: str) -> int:
         folder / "calibration", names, preset, _CALIBRATION, "--sample-tokens", "0", "--eval-windows", "8", "--no-tensorboard"
     )
     seconds = max((run.records[-1]["time"] - run.records[0]["time"]) / (len(run.records) - 1) for run in trial)
+    shutil.rmtree(folder / "calibration")
     steps = max(20, int(60 * minutes / (1.25 * seconds)))  # a quarter for evaluation and start
     print(f"training GPT and nGPT ({preset}) for {steps} steps each, side by side: about {minutes:g} minutes")
     runs = _both(folder, names, preset, steps)
