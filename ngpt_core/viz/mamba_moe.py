@@ -67,8 +67,8 @@ def decay_figure(v: dict) -> go.Figure:
     figure.update_yaxes(autorange="reversed", dtick=4, showgrid=False)
     figure.update_yaxes(title="token that reads, t", row=1, col=1)
     figure.update_xaxes(dtick=4, showgrid=False)
-    figure.update_xaxes(title="written at s: all of L", row=1, col=1)
-    figure.update_xaxes(title="through a stored state", row=1, col=2)
+    figure.update_xaxes(title="L, written at s", row=1, col=1)
+    figure.update_xaxes(title="through states", row=1, col=2)
     return figure
 
 
@@ -133,8 +133,7 @@ def router_scores(ratio: float, k: int, d: int = 256, E: int = 128) -> dict:
     ranked = weights[0].sort(-1, descending=True).values.mean(0).numpy()
     return {
         "share": share / share.max(),
-        "weights": np.pad(ranked, (0, MOST - k)),
-        "equal": np.full(2, 1 / k),
+        "weights": np.pad(k * ranked, (0, MOST - k), constant_values=np.nan),
         "low": scores.quantile(0.05),
         "high": scores.quantile(0.95),
         "times": ranked[0] / ranked[-1],
@@ -146,11 +145,11 @@ def router_scores_figure(v: dict) -> go.Figure:
     middle = (EDGES[1:] + EDGES[:-1]) / 2
     figure.add_bar(x=middle, y=v["share"], name="scores", marker_color=COLORS["blue"], width=0.018, row=1, col=1)
     figure.add_bar(x=list(range(1, MOST + 1)), y=v["weights"], name="weights", marker_color=COLORS["red"], row=2, col=1)
-    figure.add_scatter(x=[0.5, MOST + 0.5], y=v["equal"], name="1/k", **_line("grey", "dash"), row=2, col=1)
+    figure.add_scatter(x=[0.5, MOST + 0.5], y=[1, 1], name="equal weights", **_line("grey", "dash"), row=2, col=1)
     figure.update_xaxes(title="score σ(s<sub>moe</sub> · cosine)", range=[0, 1], row=1, col=1)
     figure.update_xaxes(title="chosen experts, largest weight first", dtick=1, row=2, col=1)
     figure.update_yaxes(title="share", showticklabels=False, range=[0, 1.08], row=1, col=1)
-    figure.update_yaxes(title="mean weight", range=[0, 1.05], row=2, col=1)
+    figure.update_yaxes(title="k × mean weight", range=[0.88, 1.12], row=2, col=1)
     figure.update_layout(height=500)
     return figure
 
