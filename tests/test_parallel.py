@@ -140,14 +140,19 @@ def test_resuming_on_the_same_ranks_is_exact_to_the_bit(corpus, tmp_path):  # no
 
 
 def _stale_weights(run, corpus_folder, out) -> None:
-    """An evaluation without ``reshard`` leaves gathered weights behind: show that the trainer's does not."""
+    """FSDP keeps gathered weights after a forward pass without a backward. An update that follows moves the shards: an
+    evaluation after it must not see the gathered ones."""
     world = start(run.config)
     trainer = Trainer(run, world, open_blend((corpus_folder,), 256))
     blend = open_blend((corpus_folder,), 256)
-    trainer.validate(blend)
-    for _ in range(3):
-        trainer.step()
-        seen = trainer.validate(blend)
+    trainer.step()
+    before = trainer.validate(blend)
+    for group in trainer.optimizer.param_groups:
+        for p in group["params"]:  # what the optimizer holds, whatever the model holds at this moment
+            p.grad = torch.ones_like(p)
+    trainer.optimizer.step()
+    seen = trainer.validate(blend)
+    assert seen != before
     for name, p in trainer.model.named_parameters():
         if hasattr(p, "full_tensor"):
             norm = torch.linalg.vector_norm(p.full_tensor(), dim=-1)
