@@ -1,5 +1,6 @@
 """Many ranks: the same losses on one process and on real gloo ranks, however the model is cut, saved and resumed."""
 
+import json
 import os
 import shutil
 import socket
@@ -14,10 +15,11 @@ from test_trainer import TINY, corpus, losses, new_run  # noqa: F401  (corpus is
 
 from ngpt_core.train.config import TrainConfig
 from ngpt_core.train.metrics import read_metrics
-from ngpt_core.train.parallel import World, parallelize, start
+from ngpt_core.train.parallel import parallelize
 from ngpt_core.train.plan import state_bytes
 from ngpt_core.train.run import open_blend, prepare
 from ngpt_core.train.trainer import Trainer, train
+from ngpt_core.train.world import World, start
 
 STEPS = 20
 
@@ -254,3 +256,27 @@ def test_torchrun_runs_the_same_command(corpus, alone, tmp_path):  # noqa: F811
     command += ["--eval-every=5", "--diagnostics-every=10", "--save-every=0", "--sample-tokens=4", "--no-tensorboard"]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert_same(tmp_path / "run", alone)
+
+
+def _float8_products(run, corpus_folder, out) -> None:
+    from ngpt_core.train.float8 import Float8Products
+
+    products, real = [], Float8Products._product
+    Float8Products._product = lambda self, x, w: (products.append(tuple(w.shape)), real(self, x, w))[1]
+    trainer = Trainer(run, start(run.config), open_blend((corpus_folder,), 256))
+    seen = [trainer.step()["loss"] for _ in range(6)]
+    if trainer.world.main:
+        Path(out).write_text(json.dumps([seen, products]))
+
+
+def test_float8_products_are_torchao_s_and_stay_close(corpus, tmp_path):  # noqa: F811
+    """Emulated on the CPU: the casts are real, the hardware is not."""
+    pytest.importorskip("torchao")
+    run = new_run(corpus, tmp_path / "f8", precision="bf16", float8=True)
+    on_ranks(2, _float8_products, run, corpus, str(tmp_path / "seen"))
+    found, products = json.loads((tmp_path / "seen").read_text())
+    train(new_run(corpus, tmp_path / "fp32"))
+    assert found == pytest.approx(losses(tmp_path / "fp32"), abs=0.02) and found != losses(tmp_path / "fp32")
+    assert [32, 32] in products and [32, 4] not in products  # q_proj, and not the router
+    with pytest.raises(ValueError, match="--precision bf16"):
+        train(new_run(corpus, tmp_path / "other", float8=True))

@@ -13,10 +13,11 @@ from ngpt_core.train.data import Loader
 from ngpt_core.train.loss import evaluate
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.pack import pack
-from ngpt_core.train.parallel import World, initialize
+from ngpt_core.train.parallel import initialize
 from ngpt_core.train.run import open_blend, prepare
 from ngpt_core.train.tokenizer import ByteTokenizer
 from ngpt_core.train.trainer import Trainer, train
+from ngpt_core.train.world import World
 
 # A hybrid with every kind of block, small enough that a step costs a few milliseconds.
 TINY = dict(

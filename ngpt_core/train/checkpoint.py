@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from .files import read_json, sync, write_json
-from .parallel import World
+from .world import World
 
 __all__ = ["FORMAT", "Checkpoints", "load_model", "newest"]
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from ..nn.model import LanguageModel
 from .corpus import Corpus
 from .data import IGNORE, Batch, Loader
-from .parallel import World
+from .world import World
 
 __all__ = ["Evaluation", "bits_per_byte", "evaluate", "evaluate_positions"]
 

@@ -17,10 +17,8 @@ scale to 8 bits. Their gradients are summed in one message (``Parallel.finish_gr
 """
 
 import hashlib
-import os
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -31,69 +29,16 @@ from ..nn.model import LanguageModel
 from ..nn.moe import Experts
 from ..nn.scale import Scale
 from .config import TrainConfig
+from .expert_parallel import cut_experts, divide_experts
+from .float8 import Float8Products, in_float8
+from .world import World, uses_bf16
 
-__all__ = ["Parallel", "World", "initialize", "parallelize", "start"]
+__all__ = ["Parallel", "initialize", "parallelize"]
 
 WHOLE = ("A_log", "D", "dt_bias")
 
 
-# ---- ranks -----------------------------------------------------------------------------------------------------------
-@dataclass
-class World:
-    """Who am I among how many, and on what device?"""
-
-    device: torch.device
-    rank: int = 0
-    size: int = 1
-    started_here: bool = False
-
-    @property
-    def main(self) -> bool:
-        return self.rank == 0
-
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum of x over all ranks, in place; x itself when there is one."""
-        if self.size > 1:
-            dist.all_reduce(x)
-        return x
-
-    def largest(self, x: Tensor) -> Tensor:
-        if self.size > 1:
-            dist.all_reduce(x, op=dist.ReduceOp.MAX)
-        return x
-
-    def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
-
-    def close(self) -> None:
-        if self.started_here:
-            dist.destroy_process_group()
-
-
-def start(config: TrainConfig) -> World:
-    """Join the ranks that torchrun started, or be the only one. The group is there even for one rank where FSDP needs it."""
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
-        raise ValueError("--device cuda: torch sees no GPU here; leave it out, or use --device cpu.")
-    on_cuda = has_cuda and config.device != "cpu"
-    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_cuda else torch.device("cpu")
-    if on_cuda:
-        torch.cuda.set_device(device)
-    world = World(device, rank, size)
-    if not dist.is_initialized() and (size > 1 or on_cuda or _bf16(config, device) or config.async_save):
-        backend = "cuda:nccl,cpu:gloo" if on_cuda else "gloo"
-        alone = {} if size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        dist.init_process_group(backend, **alone)
-        world.started_here = True
-    return world
-
-
-def _bf16(config: TrainConfig, device: torch.device) -> bool:
-    return config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
-
-
+# ---- the grid --------------------------------------------------------------------------------------------------------
 def make_meshes(config: TrainConfig, world: World) -> tuple[DeviceMesh, DeviceMesh]:
     """The ranks as replica x fsdp, for everything, and as replica x shard x expert, for divided experts."""
     inner = world.size // config.replicas
@@ -212,8 +157,11 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
             )
         for module in model.modules():
             if isinstance(module, Experts):
-                _divide_experts(module, expert_mesh)
+                divide_experts(module, expert_mesh)
+    float8 = _float8(config, world) if config.float8 else None
     for block in model.blocks:
+        if float8 is not None:
+            block.forward = in_float8(block.forward, float8)
         if config.activation_checkpointing != "none":
             block.forward = _checkpointed(block.forward, config.activation_checkpointing)
         if config.compile:
@@ -228,7 +176,7 @@ def _fully_shard(
 ) -> Parallel:
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-    bf16 = _bf16(config, world.device)
+    bf16 = uses_bf16(config, world.device)
     dtype = torch.bfloat16 if bf16 else None
     if bf16:
         for module in model.modules():
@@ -242,7 +190,7 @@ def _fully_shard(
     )
     for module in model.modules():
         if isinstance(module, Experts) and config.expert_parallel > 1:
-            cut = partial(_cut_experts, shards=expert_mesh["shard"].size())
+            cut = partial(cut_experts, shards=expert_mesh["shard"].size())
             wrap(module, mesh=expert_mesh["replica", "shard"], shard_placement_fn=cut)
     for module in (model.embedding, *model.blocks, model.head, model):
         wrap(module, mesh=mesh)
@@ -256,57 +204,16 @@ def _fully_shard(
     return Parallel(world, model, sharded)
 
 
-def _cut_experts(p: nn.Parameter, shards: int):
-    """Experts [E_local, ff, d] are cut along E, or along ff where E does not divide: rows stay whole either way."""
-    from torch.distributed.tensor import Shard
-
-    return Shard(1) if p.ndim == 3 and p.to_local().shape[0] % shards and p.shape[1] % shards == 0 else Shard(0)
-
-
-# ---- expert parallelism ----------------------------------------------------------------------------------------------
-def _divide_experts(experts: Experts, mesh: DeviceMesh) -> None:
-    """Keep this rank's experts alone, and let tokens travel: the module is entered and left as before."""
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    axis = mesh["expert"]
-    for name in ("up", "down"):
-        part = distribute_tensor(getattr(experts, name).detach(), axis, [Shard(0)], src_data_rank=None)
-        setattr(experts, name, nn.Parameter(part))
-    experts.forward = partial(_exchange, experts, axis)
+# ---- how a block computes -------------------------------------------------------------------------------------------
+def _float8(config: TrainConfig, world: World) -> Float8Products:
+    """float8 products, computed by the hardware on a GPU that has them; on a CPU they are emulated, to be looked at."""
+    if not uses_bf16(config, world.device):
+        raise ValueError("--float8 is a refinement of bf16 products: add --precision bf16.")
+    if world.device.type == "cuda" and torch.cuda.get_device_capability(world.device) < (8, 9):
+        raise ValueError(f"--float8 needs a GPU of compute capability 8.9 or more; {torch.cuda.get_device_name()} has less.")
+    return Float8Products(emulate=world.device.type == "cpu")
 
 
-def _exchange(experts: Experts, axis: DeviceMesh, x: Tensor, counts: Tensor) -> Tensor:
-    """x [N, d] sorted by expert, counts [E] -> [N, d] in the same order, computed where the experts are.
-
-    P ranks with E/P experts each. What a rank sends is already in order; what it receives is ordered by sender and then by
-    expert, and is sorted by expert before the product.
-    """
-    from torch.distributed._functional_collectives import all_to_all_single_autograd as all_to_all
-
-    P, group = axis.size(), axis.get_group()
-    mine = len(counts) // P
-    sent = counts.view(P, mine).long()
-    received = torch.empty_like(sent)  # [sender, expert of mine]
-    dist.all_to_all_single(received, sent.contiguous(), group=group)
-    to, come = sent.sum(1).tolist(), received.sum(1).tolist()
-
-    x = all_to_all(x.contiguous(), come, to, group)
-    expert = torch.arange(mine, device=x.device).repeat(P).repeat_interleave(received.flatten())
-    order = expert.argsort(stable=True)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=x.device)
-
-    first = axis.get_local_rank() * mine
-    s_u = experts.s_u
-    if s_u is not None and experts.config.s_u_per_expert:
-        rows = s_u()[first : first + mine]
-        s_u = lambda: rows  # noqa: E731
-    here = SimpleNamespace(up=experts.up.to_local(), down=experts.down.to_local(), s_u=s_u)
-    y = Experts.forward(here, x[order], received.sum(0).to(counts.dtype))
-    return all_to_all(y[place].contiguous(), to, come, group)
-
-
-# ---- activation checkpointing ----------------------------------------------------------------------------------------
 def _checkpointed(forward, how: str):
     """``forward``, computed again in the backward pass. Router statistics are outputs of a block, so they count once."""
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts

@@ -31,10 +31,11 @@ from .config import recipe_numbers
 from .data import Batch, Loader
 from .loss import evaluate
 from .metrics import Metrics, check_wandb, peak_flops
-from .parallel import World, initialize, parallelize, start
+from .parallel import initialize, parallelize
 from .plan import flops_per_token
 from .run import Run, open_blend
 from .tokenizer import stream_text
+from .world import World, start
 
 __all__ = ["Trainer", "train"]
 

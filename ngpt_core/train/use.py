@@ -16,9 +16,9 @@ from ..nn.model import LanguageModel
 from .checkpoint import load_model, newest
 from .config import TrainConfig
 from .loss import bits_per_byte, evaluate, evaluate_positions
-from .parallel import World
 from .run import Run, open_blend
 from .tokenizer import ByteTokenizer, Tokenizer, stream_text
+from .world import World
 
 __all__ = ["evaluate_run", "evaluation_text", "generate", "open_model"]
 

@@ -1,0 +1,65 @@
+"""How do the experts of a layer live on several ranks? Tokens travel to them, and back.
+
+Of E experts a rank keeps E/P. The module that held them all is entered and left as before, with its own tokens sorted by
+expert; in between, two all-to-alls exchange them. Gradients flow back the same way, so that an expert's gradient is already
+summed over the P ranks.
+
+Symbols: P ranks that share the experts of a layer; E experts; N rows (token, expert) of this rank; d d_model.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd as all_to_all
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from ..nn.moe import Experts
+
+__all__ = ["cut_experts", "divide_experts"]
+
+
+def divide_experts(experts: Experts, mesh: DeviceMesh) -> None:
+    """Keep this rank's experts alone, and let tokens travel: the module is entered and left as before."""
+    axis = mesh["expert"]
+    for name in ("up", "down"):
+        part = distribute_tensor(getattr(experts, name).detach(), axis, [Shard(0)], src_data_rank=None)
+        setattr(experts, name, nn.Parameter(part))
+    experts.forward = partial(_exchange, experts, axis)
+
+
+def _exchange(experts: Experts, axis: DeviceMesh, x: Tensor, counts: Tensor) -> Tensor:
+    """x [N, d] sorted by expert, counts [E] -> [N, d] in the same order, computed where the experts are.
+
+    P ranks with E/P experts each. What a rank sends is already in order; what it receives is ordered by sender and then by
+    expert, and is sorted by expert before the product.
+    """
+    P, group = axis.size(), axis.get_group()
+    mine = len(counts) // P
+    sent = counts.view(P, mine).long()
+    received = torch.empty_like(sent)  # [sender, expert of mine]
+    dist.all_to_all_single(received, sent.contiguous(), group=group)
+    to, come = sent.sum(1).tolist(), received.sum(1).tolist()
+
+    x = all_to_all(x.contiguous(), come, to, group)
+    expert = torch.arange(mine, device=x.device).repeat(P).repeat_interleave(received.flatten())
+    order = expert.argsort(stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=x.device)
+
+    first = axis.get_local_rank() * mine
+    s_u = experts.s_u
+    if s_u is not None and experts.config.s_u_per_expert:
+        rows = s_u()[first : first + mine]
+        s_u = lambda: rows  # noqa: E731
+    here = SimpleNamespace(up=experts.up.to_local(), down=experts.down.to_local(), s_u=s_u)
+    y = Experts.forward(here, x[order], received.sum(0).to(counts.dtype))
+    return all_to_all(y[place].contiguous(), to, come, group)
+
+
+def cut_experts(p: nn.Parameter, shards: int) -> Shard:
+    """Experts [E_local, ff, d] are cut along E, or along ff where E does not divide: rows stay whole either way."""
+    return Shard(1) if p.ndim == 3 and p.to_local().shape[0] % shards and p.shape[1] % shards == 0 else Shard(0)

@@ -1,0 +1,67 @@
+"""How do matrix products run in float8, when the modules are not ``nn.Linear``?
+
+torchao multiplies two high-precision tensors by casting both to float8 with a scale of their own, in the forward pass and for
+both gradients. Here its product takes the place of ``F.linear(x, W)`` and ``u @ W`` inside the blocks, for as long as a block's
+forward pass runs: a mode of torch sees each call and exchanges it. The modules know nothing of it.
+
+Exchanged: products of bfloat16 activations with a bfloat16 matrix whose sides are multiples of 16, as the hardware asks. Left
+alone: the router (it computes in float32), the grouped products of the experts, attention and the scan, embedding and head.
+Master weights, optimizer state and reductions are float32 as ever.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Float8Products", "in_float8"]
+
+_MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+
+
+class Float8Products(TorchFunctionMode):
+    """While it is entered, products that fit (see above) are torchao's. ``count`` says how many were."""
+
+    def __init__(self, emulate: bool = False):
+        try:
+            from torchao.float8.config import Float8LinearConfig
+            from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+            from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
+        except ImportError:
+            raise ValueError("--float8 needs the package torchao: pip install torchao, or leave it out.") from None
+        super().__init__()
+        self.config = Float8LinearConfig(emulate=emulate)
+        gemms = (self.config.gemm_config_output, self.config.gemm_config_grad_input, self.config.gemm_config_grad_weight)
+        self.mm_config = LinearMMConfig(*(ScaledMMConfig(emulate, gemm.use_fast_accum, False, False) for gemm in gemms))
+        self.multiply, self.count = matmul_with_hp_or_float8_args.apply, 0
+
+    def __torch_function__(self, func: Callable, types, args: tuple = (), kwargs: dict | None = None):
+        if func is F.linear and len(args) == 2 and not kwargs and self._fits(*args):
+            return self._product(args[0], args[1].t())
+        if func in _MATMULS and len(args) == 2 and self._fits(*args):
+            return self._product(*args)
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _fits(x: Tensor, w: Tensor) -> bool:
+        """bfloat16 activations [..., n] and a matrix, every side (the number of tokens too) a multiple of 16."""
+        halves = x.dtype == w.dtype == torch.bfloat16
+        return halves and w.ndim == 2 and x.ndim > 1 and all(n % 16 == 0 for n in (*w.shape, x.numel() // x.shape[-1]))
+
+    def _product(self, x: Tensor, w: Tensor) -> Tensor:
+        self.count += 1
+        return self.multiply(x, w, self.mm_config, self.config)
+
+
+def in_float8(forward: Callable, mode: Float8Products) -> Callable:
+    """``forward`` with its products in float8."""
+
+    @wraps(forward)
+    def wrapped(*args, **kwargs):
+        with mode:
+            return forward(*args, **kwargs)
+
+    return wrapped

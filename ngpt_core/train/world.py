@@ -1,0 +1,73 @@
+"""Who am I, among how many ranks, and on what device?
+
+torchrun tells a process its rank in environment variables; a process that was started alone is rank 0 of 1. PyTorch's process
+group is set up here, NCCL on GPUs and gloo on CPUs, and the few collectives that the training loop itself uses are methods.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .config import TrainConfig
+
+__all__ = ["World", "start", "uses_bf16"]
+
+
+@dataclass
+class World:
+    """Who am I among how many, and on what device?"""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+    started_here: bool = False
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of x over all ranks, in place; x itself when there is one."""
+        if self.size > 1:
+            dist.all_reduce(x)
+        return x
+
+    def largest(self, x: Tensor) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        return x
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        if self.started_here:
+            dist.destroy_process_group()
+
+
+def start(config: TrainConfig) -> World:
+    """Join the ranks that torchrun started, or be the only one. The group is there even for one rank where FSDP needs it."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ValueError("--device cuda: torch sees no GPU here; leave it out, or use --device cpu.")
+    on_cuda = has_cuda and config.device != "cpu"
+    size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_cuda else torch.device("cpu")
+    if on_cuda:
+        torch.cuda.set_device(device)
+    world = World(device, rank, size)
+    if not dist.is_initialized() and (size > 1 or on_cuda or uses_bf16(config, device) or config.async_save):
+        backend = "cuda:nccl,cpu:gloo" if on_cuda else "gloo"
+        alone = {} if size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group(backend, **alone)
+        world.started_here = True
+    return world
+
+
+def uses_bf16(config: TrainConfig, device: torch.device) -> bool:
+    """Whether matrix products run in bfloat16."""
+    return config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
