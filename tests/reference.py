@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 
-
 # ---- optimizer (sections 2.2 and 2.3, appendices A-D) ----------------------------------------------------------------
 
 
