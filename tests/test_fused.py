@@ -191,6 +191,13 @@ def test_what_does_not_move_keeps_its_bits(unit, changes):
     assert not m.any() and not v.any()
 
 
+def test_a_row_of_zeros_stays_where_it_is():
+    w, g = sphere.random(3, 20), torch.randn(3, 20)
+    w[1] = 0
+    call(w, g, cap=0.1, pmen=PMEN(), weight_decay_factor=0.1)
+    assert not w[1].any() and w.isfinite().all()
+
+
 def test_rows_that_move_are_normalized_and_others_are_left_alone():
     w, g = 3 * torch.randn(4, 50), torch.randn(4, 50)
     g[1] = 0

@@ -112,6 +112,13 @@ def test_what_does_not_move_keeps_its_bits(unit):
     assert torch.equal(w.view(torch.int32), bits) and not m.any() and not v.any()
 
 
+def test_a_row_of_zeros_stays_where_it_is():
+    w = sphere.random(2, 33)
+    w[1] = 0
+    zero_gradient(w, g=torch.randn(2, 33), cap=0.1)
+    assert not w[1].any() and w.isfinite().all()
+
+
 @pytest.mark.parametrize("unit", [True, False])
 def test_the_mask_of_a_bad_step_lets_nothing_through(unit):
     w, g = sphere.random(2, 33), torch.full((2, 33), math.nan)

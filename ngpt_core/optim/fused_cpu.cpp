@@ -258,7 +258,7 @@ static bool row_step(const Rule& r, const Job& j, Cap cap, float* w, const float
     if (j.noise != 0 && (r.smooth || std::sqrt(smallest) <= (float)r.tau)) perturb(r, j, index, w, v, z, wz, zz);
 
     const double step = -r.lr / j.bc1;
-    if ((step == 0 || zz == 0) && r.decay == 0) return false;
+    if (ww == 0 || ((step == 0 || zz == 0) && r.decay == 0)) return false;  // a vector of zero has no sphere to move on
     // The candidate w + step z - decay w, seen from w: `across` = ||u||, `along` = its component along w / ||w||.
     const double norm = std::sqrt(ww), k = wz / ww;
     double uu = zz - wz * k;

@@ -143,6 +143,7 @@ def row_kernel(
         over = far & (across * cos > along * sin)  # phi > theta_max, both in [0, pi]
         new = tl.where(over, (cos / norm) * w + (sin / across) * u, new)  # section 2.3, ASC
     new = tl.where(tl.sum(tl.abs(whole), 0) * length == 0, w, new)  # what did not move keeps its bits; zero has no direction
+    new = tl.where(ww == 0, w, new)
     go = inside
     if MASKED:
         go = at < tl.where(tl.load(MASK) != 0, d, 0)
