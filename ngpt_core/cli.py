@@ -64,7 +64,9 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     report.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)")
     demo = command("demo", _demo, "train GPT and nGPT side by side on the embedded corpus, and compare them")
-    demo.add_argument("--out", default="demo", help="where the two runs and the report go (default: demo)")
+    demo.add_argument(
+        "--out", help="where the two runs and the report go (default: the first of demo, demo-2, ... that is new)"
+    )
     demo.add_argument("--minutes", type=float, default=2.0, help="how long to train, about (default: 2)")
     demo.add_argument("--preset", default="pico", help="the model (default: pico)")
     selftest = command("selftest", _selftest, "check every fast path on this machine against its slow twin")

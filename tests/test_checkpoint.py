@@ -116,6 +116,13 @@ def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
     assert snapshot(straight) == before
 
 
+def test_a_resumed_run_may_lower_its_learning_rate(straight):
+    shutil.rmtree(straight / "checkpoints" / "step-00000006")
+    before = [r["lr"] for r in read_metrics(straight)]
+    assert train(prepare({"out": str(straight)}, {"C": 0.12}, resume=True)) == 0
+    assert [r["lr"] for r in read_metrics(straight)] == pytest.approx(before[:4] + [lr / 2 for lr in before[4:]])
+
+
 def test_more_steps_spread_the_rest_of_the_schedule_when_told_to(straight):
     for step in ("step-00000006",):
         shutil.rmtree(straight / "checkpoints" / step)

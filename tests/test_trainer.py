@@ -115,6 +115,16 @@ def test_metrics_say_what_the_run_did(corpus, tmp_path):
     assert config["corpora"][0]["checksum"] == Corpus(corpus).checksum and config["versions"]["python"]
 
 
+def test_tensorboard_gets_the_same_numbers(corpus, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(new_run(corpus, tmp_path / "run", steps=3, tensorboard=True))
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [e.value for e in events.Scalars("loss")] == pytest.approx(losses(tmp_path / "run"))
+
+
 def test_runs_repeat_and_seeds_matter(corpus, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         train(new_run(corpus, tmp_path / name, seed=seed, steps=4))

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 from .corpus import embedded
@@ -71,9 +72,9 @@ def _show(out: Path, running: dict[str, subprocess.Popen], steps: int) -> None:
         print("\r\x1b[2K" + "   ".join(parts), end="", file=sys.stderr, flush=True)
 
 
-def demo(out: str, minutes: float, preset: str) -> int:
+def demo(out: str | None, minutes: float, preset: str) -> int:
     """Calibrate, train both for about ``minutes``, compare, report."""
-    folder = Path(out)
+    folder = Path(out) if out else next(p for p in (Path(f"demo-{i}" if i > 1 else "demo") for i in count(1)) if not p.exists())
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: choose another --out, or remove it first.")
     if minutes <= 0:

@@ -10,7 +10,7 @@ A folder is never overwritten: starting where a run already is is refused, and s
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from .tokenizer import Tokenizer, describe, from_description
 __all__ = ["Run", "open_blend", "prepare"]
 
 FORMAT = 1
+_NUMBERS = ("C", "gpt_lr", "balance_loss", "router_bias_rate", "tokens")  # of the model's config, and not its architecture
 _FIXED = ("batch_size", "seq_len", "seed")  # what a resumed run may not change; the data is compared by its checksum
 
 
@@ -94,9 +95,9 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
     record = Run.read(folder)
     was = TrainConfig.from_dict(record["train"])
     model = ModelConfig.from_dict(record["model"])
-    changed = [
-        k for k in model_settings if k not in ("preset", "normalized") and getattr(model, k) != _plain(model_settings[k])
-    ]
+    numbers = {k: _plain(v) for k, v in model_settings.items() if k in _NUMBERS}
+    shape = {k: _plain(v) for k, v in model_settings.items() if k not in (*_NUMBERS, "preset", "normalized")}
+    changed = [k for k, v in shape.items() if getattr(model, k) != v]
     if "preset" in model_settings and model_settings["preset"] != model.name:
         changed.append("preset")
     if model_settings.get("normalized", model.normalized) != model.normalized:
@@ -106,6 +107,7 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
             f"{folder} is a run of another architecture ({', '.join(changed)} differ{'s' if len(changed) == 1 else ''}): "
             f"a checkpoint continues only as the model that it is. Leave those flags out, or choose another --out."
         )
+    model = replace(model, **numbers)
     for name in _FIXED:
         if name in settings and settings[name] != getattr(was, name):
             raise ValueError(f"--{name.replace('_', '-')} was {getattr(was, name)} in {folder}: a resumed run keeps it.")

@@ -204,7 +204,9 @@ class Trainer:
         return text
 
     def export(self) -> None:
-        """The whole model as one safetensors folder, gathered on the first rank."""
+        """The whole model as one safetensors folder, gathered on the first rank. One that left the sphere is not exported."""
+        if not self.parallel.sharded:
+            self.model.check()
         state = {}
         for name, x in self.model.state_dict().items():
             x = x.full_tensor() if hasattr(x, "full_tensor") else x
