@@ -356,6 +356,15 @@ def test_a_candidate_that_is_exactly_zero_leaves_the_vector_where_it_was():
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 
+def test_the_defaults_are_the_papers_and_torchs():
+    papers = dict(betas=(0.975, 0.975), eps_gate=1e-8, eps_num=1e-14, a=0.5, tangent=True)  # section 4.1
+    ours = dict(weight_decay=0.0, decay="lr", unit_dim=None, smgc=None, pmen=None, cap=None, maximize=False)
+    optimizer = ng.GatedAdamW([parameter(2)], lr=0.1)
+    for name, value in (papers | ours).items():
+        assert optimizer.param_groups[0][name] == value, name
+    assert optimizer.nonfinite == "raise"
+
+
 def test_unit_rows_are_normalized_when_their_group_is_added():
     p, q = parameter(4, 5), parameter(3, 5)
     optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1)
@@ -363,6 +372,13 @@ def test_unit_rows_are_normalized_when_their_group_is_added():
     optimizer.add_param_group(dict(params=[q], unit_dim=0))
     torch.testing.assert_close(q.detach().norm(dim=0), torch.ones(5, dtype=F64))
     assert not torch.allclose(q.detach().norm(dim=1), torch.ones(3, dtype=F64))
+
+
+@pytest.mark.parametrize("off, dtype, left", [(1e-5, torch.float32, 3e-7), (0.02, torch.bfloat16, 4e-3), (1e-13, F64, 1e-15)])
+def test_rows_that_are_nearly_unit_are_normalized_too(off, dtype, left):
+    p = torch.nn.Parameter((sphere.unit(parameter(4, 300).detach()) * (1 + off)).to(dtype))
+    ng.GatedAdamW([p], lr=0.1, unit_dim=-1)
+    assert (p.detach().double().norm(dim=-1) - 1).abs().max() < left
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64])

@@ -34,6 +34,11 @@ def test_the_profile_is_the_papers(s, tau, kind, b):
     assert got == pytest.approx(reference.psi(s, tau, kind, b), rel=1e-12)
 
 
+def test_the_defaults_are_the_papers():
+    papers = dict(strength=10.0, tau=1e-10, profile="step", reference="row", start=1, every=1)  # section 3.3, item 9
+    assert ng.PMEN() == ng.PMEN(**papers, seed=0)
+
+
 def test_the_step_profile_includes_its_threshold_and_tau_zero_means_exactly_zero():
     s = torch.tensor([0.0, 1e-30, 1e-10, 1.1e-10])
     assert pmen.profile(s, ng.PMEN(tau=1e-10)).tolist() == [1, 1, 1, 0]

@@ -65,7 +65,12 @@ def test_the_floor_survives_float32_where_its_square_would_not():
 
 def test_a_counter_on_the_device_gives_the_same_as_an_integer():
     g, v = torch.randn(50), torch.zeros(50)
-    torch.testing.assert_close(ng.growth_clip(g, v, torch.tensor(7.0), 0.975), ng.growth_clip(g, v, 7, 0.975))
+    on_device, on_host = ng.growth_clip(g, v, torch.tensor(7.0), 0.975), ng.growth_clip(g, v, 7, 0.975)
+    torch.testing.assert_close(on_device, on_host, rtol=1e-5, atol=0)
+
+
+def test_the_defaults_are_the_papers():
+    assert ng.SMGC() == ng.SMGC(R=100.0, s_min=1e-10, start=500)  # section 3.3, item 10
 
 
 def test_one_spike_changes_the_optimizers_second_moment_by_R_at_most():
