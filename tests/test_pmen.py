@@ -15,9 +15,9 @@ from ngpt_core.optim import pmen
 quick = settings(max_examples=60, deadline=None)
 
 
-def noise_of(setting, steps=1, shape=(3, 8), lr=0.01, name="w", **kwargs):
+def noise_of(setting, steps=1, shape=(3, 8), lr=0.01, name="w", dtype=torch.float64, **kwargs):
     """The displacements of a unit tensor that never receives a gradient, step by step."""
-    w = torch.nn.Parameter(torch.nn.functional.normalize(torch.randn(shape, dtype=torch.float64), dim=-1))
+    w = torch.nn.Parameter(torch.nn.functional.normalize(torch.randn(shape, dtype=dtype), dim=-1))
     optimizer = ng.GatedAdamW([(name, w)], lr=lr, unit_dim=-1, pmen=setting, **kwargs)
     moved = []
     for _ in range(steps):
@@ -103,8 +103,9 @@ def test_a_row_without_any_gradient_turns_by_strength_times_lr():
     torch.testing.assert_close(moved.norm(dim=-1), torch.full((3,), 2e-4, dtype=torch.float64), rtol=0.25, atol=0)
 
 
-def test_it_acts_at_start_and_every_nth_step_from_there():
-    moved = noise_of(ng.PMEN(start=3, every=4), steps=12)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_acts_at_start_and_every_nth_step_from_there(dtype):
+    moved = noise_of(ng.PMEN(start=3, every=4), steps=12, dtype=dtype)
     assert [t for t, x in enumerate(moved, 1) if x.any()] == [3, 7, 11]
 
 

@@ -89,14 +89,18 @@ def test_one_spike_changes_the_optimizers_second_moment_by_R_at_most():
 
 @pytest.mark.parametrize("path", [{}, {"fused": False}, {"capturable": True, "fused": False}], ids=str)
 def test_in_the_optimizer_the_floor_counts_the_completed_steps(path):
-    """A coordinate wakes at the fourth step: three are completed, and it may grow to what the floor of k = 3 allows."""
-    p = torch.nn.Parameter(torch.zeros(2))
+    """A coordinate wakes at the fourth step: three are completed, and it may grow to what the floor of k = 3 allows.
+
+    Another wakes at the third, when clipping has not started yet.
+    """
+    p = torch.nn.Parameter(torch.zeros(3))
     optimizer = ng.GatedAdamW([p], lr=1e-3, betas=(0.5, 0.9), smgc=ng.SMGC(R=4.0, s_min=1e-3, start=3), **path)
-    for grad in ([1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, -1.0]):
+    for grad in ([1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0], [1.0, -1.0, 0.0]):
         p.grad = torch.tensor(grad)
         optimizer.step()
     clipped = -math.sqrt((4.0 - 0.9) / (1 - 0.9)) * math.sqrt(1 - 0.9**3) * 1e-3
     assert float(optimizer.state[p]["exp_avg"][1]) == pytest.approx(0.5 * clipped, rel=1e-5)
+    assert float(optimizer.state[p]["exp_avg"][2]) == pytest.approx(0.5 * 0.5)
     assert float(optimizer.state[p]["exp_avg_sq"][1]) == pytest.approx(0.1 * clipped**2, rel=1e-5)
 
 
