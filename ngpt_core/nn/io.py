@@ -42,7 +42,8 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
     state = {k: v.detach().cpu().contiguous() for k, v in (model.state_dict() if state is None else state).items()}
     weights, config = folder / f".{WEIGHTS}.{os.getpid()}", folder / f".{CONFIG}.{os.getpid()}"
     try:
-        save_file(state, weights, metadata={"format": "pt", "config": _fingerprint(model.config)})
+        # one key: safetensors writes several in an order of its own, and equal models shall be equal files
+        save_file(state, weights, metadata={"config": _fingerprint(model.config)})
         config.write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
         _move_into_place(weights, folder / WEIGHTS)
         _move_into_place(config, folder / CONFIG)
