@@ -156,7 +156,7 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
         hf_model = make_model(config)
     ours = model.state_dict()
     theirs = {name: there(ours[mine]).clone(memory_format=torch.contiguous_format) for mine, name, there, _ in _table(c)}
-    if "E" in c.pattern and not c.shared_ff:  # transformers always has a shared expert (a width of 0 means intermediate_size): zeros
+    if "E" in c.pattern and not c.shared_ff:  # transformers always has a shared expert, also for a width of 0: zeros
         theirs |= {name: torch.zeros(p.shape) for name, p in hf_model.named_parameters() if ".shared_experts." in name}
     hf_model.load_state_dict(theirs, assign=True)
     return hf_model.eval()

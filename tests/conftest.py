@@ -4,10 +4,13 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("patient", deadline=None)  # a shared machine is no reason to fail
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
