@@ -7,6 +7,7 @@ tolerance, and the time of the fast one as a share of the slow one's. The table 
 GPU this is also how the timings that nobody has measured yet get measured.
 """
 
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import __version__, sphere
-from .nn.grouped import expert_mm
+from .config import ModelConfig
 from .nn.head import linear_cross_entropy, logit_scale
-from .nn.ssd import ssd, ssd_chunked, ssd_recurrent
+from .nn.mamba2 import causal_conv, conv
+from .nn.moe import MoE
+from .nn.ssd import kernel_missing, ssd, ssd_chunked, ssd_recurrent
 from .optim.gated_adamw import GatedAdamW
 from .optim.pmen import PMEN
 from .optim.smgc import SMGC
@@ -53,9 +56,15 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def _error(fast: Result, slow: Result) -> float:
+    """The largest error of any tensor, relative to its twin's largest value. A nan is infinitely wrong: max would lose it."""
+    pairs = [(x.double(), y.double()) for x, y in zip(fast, slow, strict=True)]
+    errors = [float((x - y).abs().max() / y.abs().max().clamp_min(1e-30)) for x, y in pairs]
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
+
+
 def _compare(name: str, fast: Callable[[], Result], slow: Callable[[], Result], tolerance: float, device, note="") -> Row:
-    a, b = fast(), slow()  # the first calls compile, allocate and warm up
-    error = max(float((x.double() - y.double()).abs().max() / y.double().abs().max().clamp_min(1e-30)) for x, y in zip(a, b))
+    error = _error(fast(), slow())  # the first calls also compile, allocate and warm up
     times: dict[Callable, list[float]] = {fast: [], slow: []}
     for _ in range(5):
         for which in (fast, slow):  # interleaved: what else the machine does hits both
@@ -96,39 +105,83 @@ def _optimizer(device: torch.device) -> Row:
     return _compare("optimizer: fused step / plain step", lambda: trained(None), lambda: trained(False), 1e-4, device, note)
 
 
+def _packed(b: int, T: int, device: torch.device) -> Tensor:
+    """Documents of several lengths: borders inside chunks and on their edges."""
+    cuts = torch.tensor([T // 16, T // 4, T // 2, T - 5])
+    return (torch.arange(T)[:, None] >= cuts).sum(1).expand(b, T).to(device)
+
+
+def _absent(package: str) -> str:
+    return f"{package} is not installed: plain torch against itself" if kernel_missing(package) else ""
+
+
 def _scans(device: torch.device) -> Iterator[Row]:
+    """With an initial state and packed documents: what leaks between documents would show as a large error."""
     draw = torch.Generator().manual_seed(1)
     b, T, H, P, G, N = 2, 256, 8, 64, 2, 64
-    x = torch.randn(b, T, H, P, generator=draw)
+    shapes = ((b, T, H, P), (b, T, G, N), (b, T, G, N), (H,), (b, H, P, N))
+    x, B, C, D, S = (torch.randn(*shape, generator=draw) for shape in shapes)
     dt = F.softplus(torch.randn(b, T, H, generator=draw) - 3)
     A = -torch.exp(torch.rand(H, generator=draw))
-    B, C = (torch.randn(b, T, G, N, generator=draw) for _ in range(2))
-    inputs = [t.to(device) for t in (x, dt, A, B, C)]
+    inputs, documents = [t.to(device) for t in (x, dt, A, B, C, D, S)], _packed(b, T, device)
 
     def scan(form: Callable) -> Callable[[], Result]:
-        return lambda: _with_gradients(lambda *t: form(*t)[0], *inputs)
+        return lambda: _with_gradients(lambda *t: torch.cat([part.flatten() for part in form(*t, documents)]), *inputs)
 
     yield _compare("scan: chunked / recurrence", scan(ssd_chunked), scan(ssd_recurrent), 1e-4, device)
+    if device.type == "cuda":  # float32 in the kernels is TF32: three digits
+        note = _absent("mamba_ssm")
+        yield _compare("scan: kernels / chunked", scan(ssd), scan(ssd_chunked), 5e-3, device, note)
+
+
+def _convolutions(device: torch.device) -> Iterator[Row]:
+    draw = torch.Generator().manual_seed(4)
+    x, w, bias = (torch.randn(*s, generator=draw).to(device) for s in ((2, 256, 512), (4, 512), (512,)))
+    documents = _packed(2, 256, device)
+
+    def by_torch(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return F.silu(F.conv1d(F.pad(x.mT, (3, 0)), w.mT[:, None], bias, groups=512)).mT
+
+    def by(form: Callable, *packed: Tensor | None) -> Callable[[], Result]:
+        return lambda: _with_gradients(lambda *t: form(*t, *packed), x, w, bias)
+
+    yield _compare("convolution: ours / torch's", by(causal_conv), by(by_torch), 1e-4, device)
     if device.type == "cuda":
-        yield _compare("scan: as the model calls it / chunked", scan(ssd), scan(ssd_chunked), 2e-3, device)
+        packed, note = (None, documents), _absent("causal_conv1d")
+        yield _compare("convolution: kernel / ours", by(conv, *packed), by(causal_conv, *packed), 1e-4, device, note)
 
 
 def _experts(device: torch.device) -> Row:
-    draw = torch.Generator().manual_seed(2)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # the one kernel is bfloat16's
-    E, rows, ff, d = 16, 1024, 128, 256
-    counts = torch.randint(0, 2 * rows // E, (E,), generator=draw)
-    ends = counts.cumsum(0).to(device=device, dtype=torch.int32)
-    x = torch.randn(int(counts.sum()), d, generator=draw).to(device, dtype)
-    w = (torch.randn(E, ff, d, generator=draw) / d**0.5).to(device, dtype)
+    """A whole MoE layer, sorted by expert, against a loop that visits every expert. On CUDA in bfloat16: its one kernel's."""
+    dtype, (E, k, ff, d) = torch.bfloat16 if device.type == "cuda" else torch.float32, (32, 4, 128, 256)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        layer = MoE(ModelConfig(vocab_size=2, d_model=d, pattern="E", n_experts=E, top_k=k, expert_ff=ff)).to(device, dtype)
+        h = sphere.random(2, 256, d).to(device, dtype)
 
-    def loop(x: Tensor, w: Tensor) -> Tensor:
-        parts = x.split(counts.tolist())
-        return torch.cat([part @ w[e].T for e, part in enumerate(parts)])
+    def loop(h: Tensor) -> Tensor:
+        x = h * layer.s_moe()
+        _, chosen, weights = layer.router(x)
+        x, chosen, weights = (t.flatten(0, 1) for t in (x, chosen, weights))
+        out, s_u = torch.zeros_like(x), layer.experts.s_u()
+        for e, (up, down) in enumerate(zip(layer.experts.up.unbind(), layer.experts.down.unbind())):
+            token, place = (chosen == e).nonzero(as_tuple=True)
+            y = F.relu(F.linear(x[token], up) * s_u).square() @ down
+            out = out.index_add(0, token, y * weights[token, place, None].to(dtype))
+        return out.view_as(h)
 
-    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
-    fast = lambda: _with_gradients(lambda x, w: expert_mm(x, w, ends, True), x, w)  # noqa: E731
-    return _compare("experts: sorted products / loop", fast, lambda: _with_gradients(loop, x, w), tolerance, device)
+    def with_weights(form: Callable[[Tensor], Tensor]) -> Callable[[], Result]:
+        weights = [layer.experts.up, layer.experts.down, layer.router.weight]
+
+        def run() -> Result:
+            out = form(h)
+            return [out.detach(), *torch.autograd.grad(out.float().square().sum(), weights)]
+
+        return run
+
+    tolerance = 5e-2 if dtype == torch.bfloat16 else 1e-4
+    fast, slow = with_weights(lambda h: layer(h)[0]), with_weights(loop)
+    return _compare("experts: sorted products / loop", fast, slow, tolerance, device)
 
 
 def _loss(device: torch.device) -> Row:
@@ -152,7 +205,7 @@ def run(device: str = "cpu") -> list[Row]:
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: this torch ({torch.__version__}) sees no CUDA device here. Use --device cpu.")
-    return [_optimizer(where), *_scans(where), _experts(where), _loss(where)]
+    return [_optimizer(where), *_scans(where), *_convolutions(where), _experts(where), _loss(where)]
 
 
 def format_rows(rows: list[Row], device: str = "cpu") -> str:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ngpt_core.config import ModelConfig
-from ngpt_core.nn.mamba2 import Mamba2, _conv_kernel, causal_conv
+from ngpt_core.nn.mamba2 import Mamba2, causal_conv, conv_kernel
 from ngpt_core.sphere import unit
 
 
@@ -110,7 +110,7 @@ def test_the_cuda_convolution_is_called_with_its_own_conventions(monkeypatch):
     module.causal_conv1d_fn = causal_conv1d_fn
     monkeypatch.setitem(sys.modules, "causal_conv1d", module)
     x, w, bias = torch.randn(2, 11, 21)[..., 3:19], torch.randn(4, 16), torch.randn(16)
-    torch.testing.assert_close(_conv_kernel(x, w, bias, torch.full((2, 11), 3)), causal_conv(x, w, bias))
+    torch.testing.assert_close(conv_kernel(x, w, bias, torch.full((2, 11), 3)), causal_conv(x, w, bias))
     assert seen["strides"][1] == 1 and seen["strides"][0] % 8 == 0 and seen["strides"][2] % 8 == 0
     assert seen["seq_idx"].dtype == torch.int32 and seen["seq_idx"].is_contiguous() and seen["activation"] == "silu"
 

@@ -142,9 +142,10 @@ def test_the_gated_norm_is_mamba_ssms_with_the_gate_first(references):
 @pytest.mark.slow
 @needs_mamba_ssm
 def test_the_scan_is_that_of_mamba_ssms_kernels_forward_and_backward(mamba_ssm):
-    """In Triton's interpreter, through ``ssd_kernels``: plain, with an initial state, with packed documents, and with both."""
+    """In Triton's interpreter, through ``ssd_kernels``: plain, with an initial state, with packed documents, with both, and
+    as one node of a compiled graph."""
     results = mamba_ssm("kernels")
-    assert len(results) == 4
+    assert len(results) == 5
     for name, kernels in results.items():
         assert_close(with_gradients(*case(name, lambda *a: ssd_chunked(*a, chunk=16))), kernels, 2e-5)
 
@@ -204,8 +205,10 @@ def compute_kernels():
         for kernel in vars(import_module(f"mamba_ssm.ops.triton.{name}")).values():
             if isinstance(kernel, Autotuner):
                 kernel.configs = kernel.configs[:1]  # nothing to time, no device to time it on
-    names = ("plain", "state", "documents", "state and documents")
-    return {name: with_gradients(*case(name, lambda *a: ssd_kernels(*a, chunk=16))) for name in names}
+    compiled = torch.compile(ssd_kernels, fullgraph=True, backend="aot_eager")
+    forms = dict.fromkeys(("plain", "state", "documents", "state and documents"), ssd_kernels)
+    forms["compiled, state and documents"] = compiled
+    return {name: with_gradients(*case(name, lambda *a, f=form: f(*a, chunk=16))) for name, form in forms.items()}
 
 
 # ---- the original nGPT code's rotary embedding -----------------------------------------------------------------------------

@@ -13,11 +13,19 @@ def test_every_fast_path_agrees_with_its_twin_here(capsys):
     assert table.count(" ok") >= 4 and "WRONG" not in table
 
 
-def test_a_wrong_fast_path_is_noticed(monkeypatch, capsys):
+@pytest.mark.parametrize("wrong", [lambda y: y * 1.001, lambda y: y * torch.nan], ids=["off", "nan"])
+def test_a_wrong_fast_path_is_noticed(wrong, monkeypatch, capsys):
     right = selftest.ssd_chunked
-    monkeypatch.setattr(selftest, "ssd_chunked", lambda *t: (right(*t)[0] * 1.001, None))
+    monkeypatch.setattr(selftest, "ssd_chunked", lambda *t: (wrong(right(*t)[0]), right(*t)[1]))
     assert selftest.main("cpu") == 1
-    assert "WRONG" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert table.count("WRONG") == 1 and "recurrence" in next(line for line in table.splitlines() if "WRONG" in line)
+
+
+def test_a_leak_between_documents_is_noticed(monkeypatch):
+    right = selftest.ssd_chunked
+    monkeypatch.setattr(selftest, "ssd_chunked", lambda *t: right(*t[:-1]))
+    assert [row.name for row in selftest.run() if not row.passed] == ["scan: chunked / recurrence"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

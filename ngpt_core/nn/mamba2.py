@@ -28,7 +28,7 @@ from .scale import Scale
 from .ssd import kernel_missing, segments, ssd
 from .unit import init_rows_, rows
 
-__all__ = ["Mamba2", "Mamba2Cache", "causal_conv", "group_rms_norm"]
+__all__ = ["Mamba2", "Mamba2Cache", "causal_conv", "conv", "conv_kernel", "group_rms_norm"]
 
 
 def _slide(padded: Tensor, taps: Sequence[Tensor], length: int, y: Tensor | None = None) -> Tensor:
@@ -84,14 +84,25 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = N
     return _ConvSiLU.apply(torch.cat([past, x], 1).to(wide), weight.to(wide), bias.to(wide), keep).to(x.dtype)
 
 
-@torch.compiler.disable  # a graph break: the kernel is an extension with a backward of its own
-def _conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None) -> Tensor:
+def conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None = None) -> Tensor:
     """``causal_conv`` by causal-conv1d's kernel (CUDA), which wants channels last and strides that are multiples of 8."""
     from causal_conv1d import causal_conv1d_fn
 
     x = x if x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0 else x.contiguous()
     seq_idx = None if documents is None else segments(documents)
     return causal_conv1d_fn(x.mT, weight.mT, bias, seq_idx=seq_idx, activation="silu").mT
+
+
+def conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+    """``causal_conv`` by the quickest way there is for these tensors: on CUDA the kernel, where it has one.
+
+    Not under torch.compile, which cannot look into the kernel, and makes one pass of the plain form itself.
+    """
+    fits = x.is_cuda and past is None and 2 <= weight.shape[0] <= 4 and x.shape[-1] % 8 == 0
+    fits = fits and not torch.compiler.is_compiling()
+    if fits and not kernel_missing("causal_conv1d"):
+        return conv_kernel(x, weight, bias, documents)
+    return causal_conv(x, weight, bias, past, documents)
 
 
 def group_rms_norm(y: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
@@ -160,7 +171,8 @@ class Mamba2(nn.Module):
         if cache is not None:
             past = cache.conv.clone()
             cache.conv.copy_(torch.cat([past, xBC], 1)[:, xBC.shape[1] :])
-        x, B, C = self._conv(xBC, past, documents).split((config.d_inner, *[config.groups * config.state] * 2), -1)
+        xBC = conv(xBC, self.conv_weight, self.conv_bias, past, documents)
+        x, B, C = xBC.split((config.d_inner, *[config.groups * config.state] * 2), -1)
         x = rearrange(x, "b t (h p) -> b t h p", p=config.mamba_head_dim)
         B, C = (rearrange(part, "b t (g n) -> b t g n", n=config.state) for part in (B, C))
         wide = torch.promote_types(h.dtype, torch.float32)  # A_log, D and dt_bias compute in float32 whatever the rest does
@@ -175,12 +187,6 @@ class Mamba2(nn.Module):
         if self.norm_weight is not None:
             y = group_rms_norm(y, self.norm_weight, config.groups, config.norm_eps)  # GPT: after the gate, group by group
         return y @ self.out_proj
-
-    def _conv(self, x: Tensor, past: Tensor | None, documents: Tensor | None) -> Tensor:
-        fits = x.is_cuda and past is None and 2 <= self.config.conv <= 4 and x.shape[-1] % 8 == 0
-        if fits and not kernel_missing("causal_conv1d"):
-            return _conv_kernel(x, self.conv_weight, self.conv_bias, documents)
-        return causal_conv(x, self.conv_weight, self.conv_bias, past, documents)
 
     def new_cache(
         self, batch: int, max_len: int, device: torch.device | None = None, dtype: torch.dtype | None = None

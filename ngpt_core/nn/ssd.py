@@ -165,7 +165,56 @@ def kernel_missing(package: str) -> bool:
     return missing
 
 
-@torch.compiler.disable  # a graph break: the kernels are Triton programs with a backward of their own
+# mamba-ssm's kernels as operators of their own, so that torch.compile takes the scan as one node and never looks inside.
+_ARGUMENTS = "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? initial_state, Tensor? seq_idx, int chunk"
+
+
+@torch.library.custom_op("ngpt_core::ssd_kernels", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
+def _scan(x, dt, A, B, C, D, initial_state, seq_idx, chunk):
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    options = {"D": D, "initial_states": initial_state, "seq_idx": seq_idx, "return_final_states": True}
+    return mamba_chunk_scan_combined(x, dt, A, B, C, chunk, **options)
+
+
+@torch.library.custom_op(
+    "ngpt_core::ssd_kernels_backward", mutates_args=(), schema=f"(Tensor dy, Tensor dS, Tensor y, {_ARGUMENTS}) -> Tensor[]"
+)
+def _scan_backward(dy, dS, y, x, dt, A, B, C, D, initial_state, seq_idx, chunk):
+    """The gradients of those of x, dt, A, B, C, D, initial_state that are there."""
+    from mamba_ssm.ops.triton.ssd_combined import _mamba_chunk_scan_combined_bwd as backward
+
+    options = {"D": D, "initial_states": initial_state, "seq_idx": seq_idx, "dfinal_states": dS}
+    *grads, dD, _, _, d_initial = backward(dy, x, dt, A, B, C, y, chunk, **options)
+    inputs = (x, dt, A, B, C, D, initial_state)
+    return [g.to(v.dtype).contiguous() for g, v in zip([*grads, dD, d_initial], inputs) if v is not None]
+
+
+@_scan.register_fake
+def _(x, dt, A, B, C, D, initial_state, seq_idx, chunk):
+    state = x.new_empty(x.shape[0], *x.shape[2:], B.shape[-1], dtype=torch.float32)
+    return x.new_empty(x.shape), state
+
+
+@_scan_backward.register_fake
+def _(dy, dS, y, x, dt, A, B, C, D, initial_state, seq_idx, chunk):
+    return [v.new_empty(v.shape) for v in (x, dt, A, B, C, D, initial_state) if v is not None]
+
+
+def _save(ctx, inputs, output) -> None:
+    *tensors, ctx.chunk = inputs
+    ctx.save_for_backward(output[0], *tensors)
+
+
+def _scan_gradients(ctx, dy: Tensor, dS: Tensor):
+    y, *tensors = ctx.saved_tensors
+    found = iter(torch.ops.ngpt_core.ssd_kernels_backward(dy.contiguous(), dS, y, *tensors, ctx.chunk))
+    return *(None if v is None else next(found) for v in tensors[:-1]), None, None  # seq_idx and chunk have none
+
+
+_scan.register_autograd(_scan_gradients, setup_context=_save)
+
+
 def ssd_kernels(
     x: Tensor,
     dt: Tensor,
@@ -178,12 +227,7 @@ def ssd_kernels(
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """The same function by mamba-ssm's kernels (CUDA). Its sequence 0 is the one that the initial state belongs to."""
-    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
-
-    seq_idx = None if documents is None else segments(documents)
-    return mamba_chunk_scan_combined(
-        x, dt, A, B, C, chunk_size=chunk, D=D, initial_states=initial_state, seq_idx=seq_idx, return_final_states=True
-    )
+    return _scan(x, dt, A, B, C, D, initial_state, None if documents is None else segments(documents), chunk)
 
 
 def ssd(
