@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections import Counter
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -143,10 +144,16 @@ def test_streamed_bytes_join_to_the_text_and_never_show_half_a_character(text):
     assert all(piece for piece in pieces)
 
 
-def test_unknown_tokenizers_say_what_exists(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_unknown_tokenizers_say_what_exists(tmp_path):
+    pytest.importorskip("tokenizers")
+    with pytest.raises(ValueError, match="no tokenizer file"):
+        load_tokenizer(str(tmp_path / "none.json"))
+    (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"give `bytes`, the path of a tokenizer.json"):
-        load_tokenizer("no/such-tokenizer")
+        load_tokenizer(str(tmp_path / "bad.json"))
+    if find_spec("tiktoken") is None:
+        with pytest.raises(ValueError, match="pip install tiktoken"):
+            load_tokenizer("tiktoken:gpt2")
 
 
 def test_text_that_is_not_utf8_is_named_for_a_tokenizer_that_needs_it(tmp_path, wordpieces):

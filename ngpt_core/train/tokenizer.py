@@ -58,6 +58,8 @@ class _HuggingFace:
                 f"the tokenizer {spec!r} needs the package `tokenizers`: pip install tokenizers, or use --tokenizer bytes."
             ) from None
         path = Path(spec) / "tokenizer.json" if Path(spec).is_dir() else Path(spec)
+        if not path.is_file() and spec.endswith(".json"):
+            raise ValueError(f"there is no tokenizer file {spec!r}: give `bytes`, a tokenizer.json, or a name.")
         try:
             self.fast = Fast.from_file(str(path)) if path.is_file() else Fast.from_pretrained(spec)
         except Exception as error:  # the library raises bare Exception for a file it cannot read and a name it cannot find
