@@ -128,7 +128,9 @@ class Browser:
         return answer
 
     def errors(self) -> list[str]:
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        """What the console complains of. /favicon.ico is the browser's own wish, on the page that only redirects."""
+        severe = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        return [message for message in severe if "/favicon.ico " not in message]
 
     def requests(self) -> list[str]:
         """The addresses that were asked for since the last question."""
