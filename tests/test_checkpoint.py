@@ -14,7 +14,7 @@ from test_trainer import SMALL, TINY, corpus, losses, new_run  # noqa: F401  (co
 
 import ngpt_core as ng
 from ngpt_core.cli import main
-from ngpt_core.train import checkpoint
+from ngpt_core.train import checkpoint, trainer
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.run import prepare
 from ngpt_core.train.trainer import train
@@ -133,6 +133,10 @@ def test_more_steps_spread_the_rest_of_the_schedule_when_told_to(straight):
     assert [r["lr"] for r in records] == pytest.approx([peak * w for w in wanted])
     assert json.loads((straight / "config.json").read_text())["steps"] == 8
     assert resume(straight) == 0  # and now 8 is what finished means
+    shutil.rmtree(straight / "checkpoints" / "step-00000008")
+    shutil.rmtree(straight / "export")
+    assert resume(straight) == 0  # also for a checkpoint from before
+    assert [r["lr"] for r in read_metrics(straight)] == pytest.approx([peak * w for w in wanted])
 
 
 def test_the_newest_n_and_every_m_are_kept(corpus, tmp_path):  # noqa: F811
@@ -235,6 +239,29 @@ def test_a_full_disk_is_one_sentence_and_the_last_good_checkpoint_stays(corpus, 
     assert last.endswith("step-00000002.")
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
     assert resume(tmp_path / "run", async_save=False) == 0
+
+
+def _full_disk_at_the_end(argv, log) -> None:
+    real = trainer.save_model
+
+    def save(*args):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        return real(*args)
+
+    trainer.save_model = save
+    os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
+    raise SystemExit(main(argv))
+
+
+def test_a_full_disk_while_exporting_loses_nothing(corpus, tmp_path):  # noqa: F811
+    settings = {k: v for k, v in SMALL.items() if k != "tensorboard"} | {"steps": 2, "out": tmp_path / "run"}
+    argv = ["train", "--preset=pico", f"--data={corpus}", "--no-tensorboard", *_flags(TINY), *_flags(settings)]
+    process = child(_full_disk_at_the_end, argv, str(tmp_path / "log"))
+    process.join()
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert process.exitcode == 1 and last.startswith("ngpt: the model could not be written"), last
+    assert resume(tmp_path / "run") == 0 and len(read_metrics(tmp_path / "run")) == 2
+    ng.load(tmp_path / "run" / "export")
 
 
 def test_a_damaged_checkpoint_and_an_unknown_format_say_so(straight, tmp_path):

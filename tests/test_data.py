@@ -68,6 +68,16 @@ def test_a_single_document_is_cut_and_the_parts_join(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_corpus_may_be_held_out_as_a_whole_or_not_at_all(tmp_path):
+    for fraction, split in ((0.0, "train"), (1.0, "val")):
+        pack(texts(30), tmp_path / split, ByteTokenizer(), val_fraction=fraction)
+        corpus = Corpus(tmp_path / split)
+        assert Counter(whole(corpus, split)) == Counter(texts(30))
+        assert [corpus.has(name) for name in ("train", "val")] == [split == "train", split == "val"]
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        pack(texts(3), tmp_path / "c", ByteTokenizer(), val_fraction=1.5)
+
+
 def test_packing_twice_gives_the_same_checksum_and_another_text_another(tmp_path):
     sums = [
         pack(source, tmp_path / str(i), ByteTokenizer())["checksum"]

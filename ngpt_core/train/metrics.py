@@ -80,6 +80,9 @@ class Metrics:
             path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         self.file = open(path, "a", encoding="utf-8")
         self.samples = run / "samples.jsonl"
+        if self.samples.exists():
+            kept = [line for line in self.samples.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= after]
+            self.samples.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         self.board = self._tensorboard(run) if tensorboard else None
         self.wandb = self._wandb(run, wandb) if wandb else None
         self.shown = 0.0

@@ -132,8 +132,10 @@ def pack(
     sources: object = None,
 ) -> dict:
     """Write the documents ``texts`` to the new folder ``out`` and return its manifest. All or nothing appears there."""
-    if not 0 <= val_fraction <= 0.5:
-        raise ValueError(f"val_fraction is the share of tokens held out, between 0 and 0.5; got {val_fraction}.")
+    if not 0 <= val_fraction <= 1:
+        raise ValueError(
+            f"val_fraction is the share of tokens held out, from 0 to 1 (a corpus for evaluation); got {val_fraction}."
+        )
     dtype = token_dtype(tokenizer.vocab_size)
     with new_folder(Path(out)) as folder:
         rule, split = "documents", {name: _Split(folder, name, dtype, shard_tokens) for name in ("train", "val")}

@@ -15,10 +15,12 @@ import contextlib
 import math
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from .. import recipe
@@ -179,11 +181,11 @@ class Trainer:
         self.checkpoints.save(self.t, self.model, self.optimizer, state)
 
     def resume(self) -> None:
-        """Continue from the run's newest checkpoint."""
+        """Continue from the run's newest checkpoint. Another total of steps was agreed to before (run.py)."""
         state = self.checkpoints.load(self.run.checkpoint, self.model, self.optimizer)
         self.t, self.seconds = state["step"], state["seconds"]
         self.loader.load_state_dict(state["data"])
-        self.schedule.load_state_dict(state["schedule"], re_anchor=self.run.config.re_anchor)
+        self.schedule.load_state_dict(state["schedule"], re_anchor=state["steps"] != self.run.steps)
 
     def sample(self) -> str:
         """Text after ``sample_prompt``; all ranks together, for the weights are in pieces."""
@@ -198,7 +200,8 @@ class Trainer:
             stop=[] if tokenizer.end_of_text is None else tokenizer.end_of_text,
             generator=generator,
         )
-        text = config.sample_prompt + "".join(stream_text(tokenizer, (int(i) for i in new)))
+        ids = (i for i in map(int, new) if i != tokenizer.end_of_text)
+        text = config.sample_prompt + "".join(stream_text(tokenizer, ids))
         self.model.train()
         self.parallel.reshard()
         return text
@@ -213,7 +216,12 @@ class Trainer:
             if self.world.main:
                 state[name] = x.detach().cpu()
         if self.world.main:
-            save_model(self.model, self.run.folder / "export", state)
+            try:
+                save_model(self.model, self.run.folder / "export", state)
+            except (OSError, SafetensorError) as error:
+                raise ValueError(
+                    f"the model could not be written to {self.run.folder / 'export'}: {error}; resume to try again."
+                ) from None
         self.world.barrier()
 
 
@@ -233,6 +241,9 @@ def _signals(trainer: Trainer) -> Iterator[None]:
     def ask(number, frame):
         trainer.asked = True
 
+    if threading.current_thread() is not threading.main_thread():  # Python gives signals to the main thread alone
+        yield
+        return
     old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

@@ -105,6 +105,5 @@ def generate(folder: str, prompt: str, max_new_tokens: int, seed: int, device: s
     stop = [] if tokenizer.end_of_text is None else tokenizer.end_of_text
     generator = torch.Generator(where).manual_seed(seed)
     new = model.stream(tokens, max_new_tokens, stop=stop, generator=generator, **sampling)
-    ends = (int(i) for i in new)
     yield prompt
-    yield from stream_text(tokenizer, (i for i in ends if i != tokenizer.end_of_text))
+    yield from stream_text(tokenizer, (i for i in map(int, new) if i != tokenizer.end_of_text))
