@@ -151,8 +151,8 @@ def test_it_is_the_twin_over_200_steps(switches):
 
 
 @pytest.mark.parametrize("name", ["coordinates, gate 0.5, decay", "rows, noise where v is zero", "everything"])
-@pytest.mark.parametrize("ours", [dict(fused=False), dict(foreach=True), dict(capturable=True, fused=False)], ids=str)
-def test_every_plain_path_is_the_twin_in_float32(name, ours):
+@pytest.mark.parametrize("ours", [{}, dict(fused=False), dict(foreach=True), dict(capturable=True)], ids=str)
+def test_every_path_is_the_twin_in_float32(name, ours):
     switches = SWITCHES[name] | dict(smgc=None)  # a clipped spike amplifies float32's rounding; tested in float64
     both((3, 5), 100, torch.float32, tolerance=3e-4, lr=0.002, ours=ours, **switches)
 

@@ -44,6 +44,7 @@ GRID = {  # the mesh of 2 x 2: HSDP replicates along its first axis; the last on
     "HSDP, split": ((4, 7), -1, [Replicate(), Shard(1)]),
     "both axes cut rows": ((7, 6), -1, [Shard(0), Shard(0)]),
     "rows and columns": ((4, 6), -1, [Shard(0), Shard(1)]),
+    "experts, by expert and row": ((2, 4, 6), -1, [Shard(0), Shard(1)]),
     "split twice": ((3, 9), -1, [Shard(1), Shard(1)]),
     "coordinates": ((7,), None, [Replicate(), Shard(0)]),
 }
@@ -55,7 +56,7 @@ def start(name: str, shape, dtype) -> torch.Tensor:
 
 def gradient(name: str, shape, t: int, dtype) -> torch.Tensor:
     g = torch.randn(shape, generator=torch.Generator().manual_seed(1000 * t + len(name)), dtype=torch.float64)
-    g[0], g[..., 0] = 0, 0  # a vector that never receives a gradient, whichever way it lies: PMEN's
+    g[0], g[-1], g[..., 0] = 0, 0, 0  # vectors that never receive a gradient, whichever way they lie: PMEN's
     return (g * (50.0 if t == 12 else 1.0)).to(dtype)  # and a spike: SMGC's
 
 

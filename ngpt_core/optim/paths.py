@@ -153,27 +153,23 @@ def _why_not_fused(group: dict, slot: Slot, mask: Tensor | None, probe: Diagnost
 
 
 def _step_fused(group: dict, slots: list[Slot], mask: Tensor | None) -> None:
-    alike = defaultdict(list)  # one call each: the same device and, where the host counts, the same step
+    by_device = defaultdict(list)
     for slot in slots:
-        on_cpu = slot.w.device.type == "cpu"
-        t = int(slot.t) if on_cpu or not isinstance(slot.t, Tensor) else None
-        alike[slot.w.device, t].append(slot)
-    for (device, t), members in alike.items():
+        by_device[slot.w.device].append(slot)
+    for device, members in by_device.items():
         from .fused import fused_step
 
-        def number(x: float | Tensor | None, device=device) -> float | Tensor | None:
+        def number(x: int | float | Tensor, device=device) -> int | float | Tensor:
             """A kernel on an accelerator reads tensors that live there; everything else is a number."""
-            return x if x is None or (isinstance(x, Tensor) and x.device == device and device.type != "cpu") else float(x)
+            return x.item() if isinstance(x, Tensor) and (x.device != device or device.type == "cpu") else x
 
         rule = rule_of(group, members[0].p)
         fused_step(
             *([getattr(slot, x) for slot in members] for x in ("w", "g", "m", "v")),
-            [slot.t if t is None else t for slot in members],
+            [number(slot.t) for slot in members],
             lr=number(rule.lr), beta1=rule.beta1, beta2=rule.beta2, eps_gate=rule.eps_gate, eps_num=rule.eps_num, a=rule.a,
             weight_decay_factor=number(rule.decay), unit=rule.dim is not None, tangent=rule.tangent, smgc=rule.smgc,
-            smgc_active=None if t is None or rule.smgc is None else t - 1 >= rule.smgc.start, pmen=rule.pmen,
-            pmen_active=None if t is None or rule.pmen is None else bool(rule.pmen.due(t)),
-            pmen_keys=[pmen_key(rule.pmen.seed, slot.name) if rule.pmen else 0 for slot in members],
+            pmen=rule.pmen, pmen_keys=[pmen_key(rule.pmen.seed, slot.name) if rule.pmen else 0 for slot in members],
             index_offsets=[sharding.index_offset(slot.p) if rule.pmen else 0 for slot in members],
             cap=number(rule.cap), maximize=group["maximize"], mask=mask,
         )  # fmt: skip
