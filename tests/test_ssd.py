@@ -139,7 +139,7 @@ def test_half_precision_keeps_its_state_in_float32():
 @pytest.mark.slow
 def test_it_compiles_to_one_graph_for_several_lengths():
     compiled = torch.compile(ssd_chunked, fullgraph=True)
-    for T, documents in ((24, False), (24, True), (37, True)):
+    for T, documents in ((24, True), (37, False)):
         args = inputs(T=T, documents=documents, state=True, grad=True)
         scan = lambda *a: compiled(*a, chunk=8)  # noqa: E731
         assert_close(scan(*args), ssd_recurrent(*args), 1e-11)

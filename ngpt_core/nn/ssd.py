@@ -101,7 +101,8 @@ def ssd_chunked(
     _check(x, dt, A, B, C, initial_state, documents)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token; got {chunk}.")
-    dtype, T, G = x.dtype, x.shape[1], B.shape[2]
+    T = len(range(x.shape[1]))  # a plain number: torch.compile then makes a graph per length, and no symbolic one in minutes
+    dtype, G = x.dtype, B.shape[2]
     wide, Q, r = torch.promote_types(dtype, torch.float32), min(chunk, T), x.shape[2] // G
     x, dt, A, B, C = (part.to(wide) for part in (x, dt, A, B, C))
     skip = None if D is None else D.to(wide)[:, None] * x
