@@ -248,3 +248,20 @@ def test_compiled_blocks_train_the_same(corpus, tmp_path):
     train(new_run(corpus, tmp_path / "compiled", dense, steps=2, compile=True))
     for a, b in zip(losses(tmp_path / "plain"), losses(tmp_path / "compiled")):
         assert a == pytest.approx(b, abs=1e-4)
+
+
+def test_a_dot_reaches_into_the_parts_of_the_recipe():
+    config = TrainConfig(recipe=("smgc.R=2", "smgc.start=7", "pmen.profile=smooth", "pmen.tau=1e-3", "C=0.3"), seed=5)
+    numbers = recipe_numbers(config, model_config({}))
+    assert (numbers.smgc.R, numbers.smgc.start, numbers.pmen.profile, numbers.pmen.tau) == (2.0, 7, "smooth", 1e-3)
+    assert numbers.pmen.seed == 5 and numbers.C == 0.3
+    for recipe, rule in (
+        ("smgc.Q=2", "NAME of R, s_min, start"),
+        ("smgc=2", "part by part"),
+        ("smgc.R=0.5", ">= 1"),
+        ("nothing=1", "NAME of C"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            recipe_numbers(TrainConfig(recipe=(recipe,)), model_config({}))
+    with pytest.raises(ValueError, match="pmen is none"):
+        recipe_numbers(TrainConfig(recipe=("pmen=none", "pmen.tau=1")), model_config({}))

@@ -16,7 +16,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -63,7 +63,8 @@ class TrainConfig:
     """Decides the first weights, the order of the data, exploration noise and samples."""
 
     recipe: tuple[str, ...] = ()
-    """Numbers of the recipe to change, NAME=VALUE: those of recipe.Settings (nGPT) or recipe.Baseline (GPT), e.g. rho=0.1."""
+    """Numbers of the recipe to change, NAME=VALUE: those of recipe.Settings (nGPT) or recipe.Baseline (GPT), e.g. rho=0.1. A
+    dot reaches into PMEN and SMGC: smgc.R=2."""
 
     eval_every: int = 50
     """Evaluate every so many steps, and at the end; 0: only at the end."""
@@ -259,16 +260,29 @@ def recipe_numbers(config: TrainConfig, model: ModelConfig) -> recipe.Settings |
         numbers = kind(pmen=PMEN(seed=config.seed), nonfinite="off")
     else:
         numbers = kind(tokens_per_step=float(config.batch_size * config.seq_len))
-    hints = typing.get_type_hints(kind)
     for item in config.recipe:
         name, equals, text = item.partition("=")
-        if not equals or name not in hints:
-            raise ValueError(f"--recipe {item}: want NAME=VALUE with a NAME of {', '.join(hints)}.")
+        if not equals:
+            raise ValueError(f"--recipe {item}: want NAME=VALUE.")
         try:
-            numbers = replace(numbers, **{name: _number(text, hints[name])})
+            numbers = _changed(numbers, name, text)
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"--recipe {item}: {error}") from None
     return numbers
+
+
+def _changed(numbers: object, name: str, text: str) -> object:
+    """``numbers`` with the field of that name, or of that part of a field (``smgc.R``), set to what the text says."""
+    name, dot, rest = name.partition(".")
+    hints = typing.get_type_hints(type(numbers))
+    if name not in hints:
+        raise ValueError(f"want NAME=VALUE with a NAME of {', '.join(hints)}.")
+    old = getattr(numbers, name)
+    if dot and old is None:
+        raise ValueError(f"{name} is none: there is no {rest} to set.")
+    if not dot and text.lower() != "none" and is_dataclass(old):
+        raise ValueError(f"{name} is set part by part ({name}.{fields(old)[0].name}=...), or to none.")
+    return replace(numbers, **{name: _changed(old, rest, text) if dot else _number(text, hints[name])})
 
 
 def _number(text: str, kind: object) -> object:
@@ -277,6 +291,8 @@ def _number(text: str, kind: object) -> object:
         return {"none": None, "true": True, "false": False}[text.lower()]
     if typing.get_origin(kind) is tuple:
         return tuple(float(x) for x in text.split(","))
+    if kind is int:
+        return int(text)
     return text if str in (kind, *typing.get_args(kind)) else float(text)
 
 

@@ -1,0 +1,173 @@
+"""What do the runs say? From results/runs.jsonl to the numbers that chapter 9 shows.
+
+    python benchmarks/evidence/analyse.py          writes ngpt_core/viz/evidence.json, prints the tables
+
+    token ratio   tokens that nGPT needs to reach GPT's final loss, over GPT's tokens. nGPT's final loss as a function of the
+                  length of its schedule comes from separate runs of several lengths; between two lengths it is a straight line
+                  over log(tokens). Each seed gives a ratio (the same data in the same order on both sides); the
+                  mean is geometric, and the interval is Student's, 95%, over the seeds.
+    difference    of an ablation: its final loss minus the recipe's, seed by seed, with Student's 95% interval
+
+A ratio outside the lengths that were trained is not extrapolated: it is given as a bound (None where a number would be).
+"""
+
+import json
+import math
+import platform
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+from runner import MODELS, TABLE
+from study import SEEDS, SMALLEST, STEPS, TRIALS, ablation_jobs, loss
+
+import ngpt_core as ng
+from ngpt_core.train.corpus import embedded
+
+OUT = Path(ng.__file__).parent / "viz" / "evidence.json"
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # 97.5% quantiles for n - 1 degrees of freedom, by n
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """(mean, low, high): Student's 95% interval of the mean."""
+    n = len(values)
+    half = STUDENT[n] * stdev(values) / math.sqrt(n) if n > 1 else math.inf
+    return mean(values), mean(values) - half, mean(values) + half
+
+
+def tokens_to_reach(target: float, lengths: dict[int, float]) -> float | None:
+    """Tokens of the schedule that ends at ``target``, from final losses by tokens; None if no two lengths enclose it."""
+    points = sorted(lengths.items())
+    for (t0, l0), (t1, l1) in pairwise(points):
+        if l0 >= target >= l1:
+            share = 0.0 if l0 == l1 else (l0 - target) / (l0 - l1)
+            return math.exp(math.log(t0) + share * (math.log(t1) - math.log(t0)))
+    return None
+
+
+def token_ratio(gpt: dict[int, float], tokens: int, ngpt: dict[int, dict[int, float]]) -> dict:
+    """``gpt``: final loss by seed, after ``tokens``. ``ngpt``: by seed, final loss by tokens of its schedule."""
+    ratios, bounds = [], []
+    for seed, target in gpt.items():
+        reached = tokens_to_reach(target, ngpt[seed])
+        if reached is not None:
+            ratios.append(reached / tokens)
+        elif min(ngpt[seed].values()) > target:
+            bounds.append(f"> {max(ngpt[seed]) / tokens:.2f}")
+        else:
+            bounds.append(f"< {min(ngpt[seed]) / tokens:.2f}")
+    if bounds or not ratios:
+        return {"ratio": None, "seeds": ratios, "bounds": bounds}
+    middle, low, high = (math.exp(x) for x in interval([math.log(r) for r in ratios]))
+    return {"ratio": middle, "low": low, "high": high, "seeds": ratios, "bounds": []}
+
+
+def read() -> list[dict]:
+    return [json.loads(line) for line in TABLE.read_text().splitlines()]
+
+
+def tuning(rows: list[dict], model: str = SMALLEST) -> dict[str, dict]:
+    """Both sides' trials, in the order of the table, and the best."""
+    found = {}
+    for side in TRIALS:
+        trials = [r for r in rows if (r["model"], r["side"], r["seed"], r["steps"]) == (model, side, 0, STEPS[model])]
+        trials = trials[: sum(map(len, TRIALS[side]))]
+        best = min(trials, key=loss)
+        found[side] = {"best": best["recipe"], "trials": [{"recipe": r["recipe"], "loss": r["val_loss"]} for r in trials]}
+    return found
+
+
+def fights(rows: list[dict]) -> list[dict]:
+    """Every (model, GPT steps, settings) that was trained on all seeds."""
+    found, finals = [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
+    groups = {(r["model"], r["steps"], json.dumps(r["recipe"])) for r in finals if r["side"] == "gpt"}
+    for model, steps, recipe in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1])):
+        gpt = {r["seed"]: r for r in finals if (r["model"], r["steps"], json.dumps(r["recipe"])) == (model, steps, recipe)}
+        ngpt = [r for r in finals if r["model"] == model and r["side"] == "ngpt"]
+        settings = {json.dumps(r["recipe"]) for r in ngpt if r["steps"] == steps}
+        for setting in settings:
+            mine = [r for r in ngpt if json.dumps(r["recipe"]) == setting]
+            by_seed = {s: {r["tokens"]: r["val_loss"] for r in mine if r["seed"] == s} for s in gpt}
+            if set(gpt) != set(SEEDS) or any(len(x) < 2 for x in by_seed.values()):
+                continue
+            full = {r["seed"]: r for r in mine if r["steps"] == steps}
+            if set(full) != set(SEEDS):
+                continue
+            tokens = gpt[SEEDS[0]]["tokens"]
+            fields = dict(MODELS[model][0])
+            active = ng.presets.count_parameters(ng.preset(fields.pop("preset"), **fields)).active
+            found.append({
+                "model": model, "active": active, "steps": steps, "tokens": tokens, "tokens_per_parameter": tokens / active,
+                "recipes": {"gpt": json.loads(recipe), "ngpt": json.loads(setting)},
+                "gpt": [gpt[s]["val_loss"] for s in SEEDS], "ngpt": [full[s]["val_loss"] for s in SEEDS],
+                "shorter": {str(t / tokens): [by_seed[s][t] for s in SEEDS] for t in sorted(by_seed[SEEDS[0]])
+                            if all(t in by_seed[s] for s in SEEDS)},
+                **token_ratio({s: gpt[s]["val_loss"] for s in SEEDS}, tokens, by_seed),
+                "cpu_ratio": mean(full[s]["cpu_seconds"] for s in SEEDS) / mean(gpt[s]["cpu_seconds"] for s in SEEDS),
+                "curves": {"gpt": [gpt[s]["curve"] for s in SEEDS], "ngpt": [full[s]["curve"] for s in SEEDS]},
+            })  # fmt: skip
+    return found
+
+
+def ablations(rows: list[dict], best: dict, model: str = SMALLEST) -> list[dict]:
+    """Final loss of each changed recipe minus the recipe's own, seed by seed. Unfinished ones are left out."""
+    by_name = {r["name"]: r for r in rows}
+    jobs = ablation_jobs(model, best, STEPS[model] // 2)
+    finished = {k: [by_name[j.name] for j in js] for k, js in jobs.items() if all(j.name in by_name for j in js)}
+    base, found = finished.pop("recipe", None), []
+    if base is None:
+        return []
+    for name, changed in finished.items():
+        if any(r["val_loss"] is None for r in changed):
+            found.append({"name": name, "diverged": sum(r["val_loss"] is None for r in changed)})
+            continue
+        middle, low, high = interval([r["val_loss"] - b["val_loss"] for r, b in zip(changed, base)])
+        found.append({"name": name, "difference": middle, "low": low, "high": high})
+    return found
+
+
+def lengths(rows: list[dict], best: dict) -> list[dict]:
+    """Seed 0 of the smallest model at every length: what was changed against the tuned recipe, and the loss."""
+    mine = [r for r in rows if (r["model"], r["side"], r["seed"]) == (SMALLEST, "ngpt", 0) and not r["fields"]]
+    keys = ("betas", "C", "cap_degrees")
+    return [
+        {"steps": r["steps"], "loss": r["val_loss"], **{k: r["recipe"].get(k, "paper") for k in keys}}
+        for r in mine
+        if all(r["recipe"].get(k) == best.get(k) for k in {*r["recipe"], *best} - set(keys))
+    ]
+
+
+def main() -> None:
+    rows = read()
+    tuned = tuning(rows)
+    best = tuned["ngpt"]["best"]
+    summary = {
+        "about": {
+            "corpus": embedded().checksum, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
+            "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] for r in rows) / 3600, 1),
+        },
+        "tuning": tuned, "fights": fights(rows), "ablations": ablations(rows, best), "lengths": lengths(rows, best),
+    }  # fmt: skip
+    OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(f"{len(rows)} runs, {summary['about']['cpu_hours']} CPU hours -> {OUT.name}, {OUT.stat().st_size:,} bytes")
+    for side, x in tuned.items():
+        print(f"tuned {side}: {x['best']}  ({len(x['trials'])} trials)")
+    for f in summary["fights"]:
+        ratio = f"{f['ratio']:.2f} [{f['low']:.2f}, {f['high']:.2f}]" if f["ratio"] else ", ".join(f["bounds"])
+        losses = f"GPT {mean(f['gpt']):.4f}  nGPT {mean(f['ngpt']):.4f}"
+        print(f"{f['model']:<12} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}")
+    for a in sorted(summary["ablations"], key=lambda a: -a.get("difference", 9)):
+        print(f"{a['name']:<26}", f"{a['difference']:+.4f} [{a['low']:+.4f}, {a['high']:+.4f}]" if "difference" in a else a)
+
+
+def _rounded(x: object) -> object:
+    if isinstance(x, float):
+        return float(f"{x:.5g}")
+    if isinstance(x, dict):
+        return {k: _rounded(v) for k, v in x.items()}
+    return [_rounded(v) for v in x] if isinstance(x, list | tuple) else x
+
+
+if __name__ == "__main__":
+    main()

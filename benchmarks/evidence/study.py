@@ -1,0 +1,177 @@
+"""Does the recipe work at the sizes that a CPU can train? The experiments, stage by stage; each is useful alone.
+
+    python benchmarks/evidence/study.py tuning finals ablations ...     (all of them: no argument)
+
+    tuning      both sides at the smallest size with the same number of trials on seed 0: one axis after another, the best so
+                far is kept. Every trial is in the table.
+    length      what the published numbers for betas, C and cap want to be when the run is shorter or longer
+    finals      the tuned sides on three other seeds; nGPT also with shorter schedules, from which the token ratio comes: an
+                annealed run cannot be read off in the middle
+    ablations   the recipe with one thing changed, three seeds
+    sizes       the same settings at the other sizes, with three learning rates each on seed 0 before the three seeds
+    budgets     twice the tokens
+
+Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
+"""
+
+import argparse
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from runner import MODELS, Job, Lab
+
+from ngpt_core.optim.schedule import SCHEDULES, area
+
+STEPS = {"dense-0.2M": 2000, "hybrid-0.2M": 2000, "dense-0.5M": 2300, "hybrid-0.5M": 2300, "dense-1M": 2500, "hybrid-1M": 2500}
+SEEDS = (1, 2, 3)
+SHARES = (0.35, 0.5, 0.7)  # of GPT's steps, for nGPT's shorter schedules
+SMALLEST = "dense-0.2M"
+
+# One axis after another. A value may depend on the best so far. Both sides have the same number of trials.
+TRIALS = {
+    "gpt": [
+        [{"lr": 0.002}, {"lr": 0.004}, {"lr": 0.008}, {"lr": 0.016}],
+        [{"schedule": "cosine"}, {"schedule": "linear"}, {"wsd_decay": 0.5}],
+        [{"weight_decay": 0.0}, {"weight_decay": 0.3}],
+        [{"betas": "0.9,0.99"}, {"betas": "0.95,0.95"}, {"betas": "0.8,0.95"}],
+        [lambda best: {"lr": round(best["lr"] / 1.5, 6)}, lambda best: {"lr": round(best["lr"] * 1.5, 6)}],
+    ],
+    "ngpt": [
+        [{"C": 0.24}, {"C": 0.24, "betas": "0.95,0.975"}, {"C": 0.24, "betas": "0.9,0.95"}, {"C": 0.24, "betas": "0.9,0.99"}],
+        [{"C": 0.12}, {"C": 0.48}, {"C": 0.96}],
+        [{"cap_degrees": 2.0}, {"cap_degrees": 4.0}, {"cap_degrees": "none"}],
+        [{"s_z_lr": 1.0, "alpha_lr": 0.4, "s_qk_lr": 0.4}, {"rho": 0.2}],
+        [lambda best: {"C": round(best["C"] / 1.5, 6)}, lambda best: {"C": round(best["C"] * 1.5, 6)}],
+    ],
+}
+assert len({sum(map(len, axes)) for axes in TRIALS.values()}) == 1, "equal budgets"
+
+
+def loss(row: dict) -> float:
+    return math.inf if row["val_loss"] is None else row["val_loss"]
+
+
+def tune(lab: Lab, side: str, model: str = SMALLEST) -> dict:
+    """The best recipe numbers of a side, after its trials."""
+    best, least = {}, math.inf
+    for axis in TRIALS[side]:
+        candidates = [{**best, **(trial(best) if callable(trial) else trial)} for trial in axis]
+        rows = lab.map(Job(model, side, STEPS[model], 0, recipe) for recipe in candidates)
+        for recipe, row in zip(candidates, rows):
+            if loss(row) < least:
+                best, least = recipe, loss(row)
+    print(f"tuned {side}: {best} {least}", flush=True)
+    return best
+
+
+def tuned(lab: Lab) -> dict[str, dict]:
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(TRIALS, pool.map(partial(tune, lab), TRIALS)))
+
+
+def fight(model: str, steps: int, best: dict[str, dict], shares=SHARES, seeds=SEEDS) -> list[Job]:
+    """GPT and nGPT on the same batches, and nGPT with shorter schedules."""
+    jobs = []
+    for seed in seeds:
+        jobs += [Job(model, "gpt", steps, seed, best["gpt"])]
+        jobs += [Job(model, "ngpt", round(share * steps), seed, best["ngpt"]) for share in (1.0, *shares)]
+    return jobs
+
+
+def finals(lab: Lab) -> None:
+    lab.map(fight(SMALLEST, STEPS[SMALLEST], tuned(lab)))
+
+
+def length(lab: Lab) -> None:
+    """Betas, C and cap around the tuned ones, at a quarter, a half and twice the steps."""
+    best, jobs = tuned(lab)["ngpt"], []
+    for steps in (250, 500, 1000, 4000):
+        changes = [{}, {"betas": "0.8,0.9"}, {"betas": "0.9,0.95"}, {"betas": "0.95,0.975"}, {"betas": "0.975,0.975"}]
+        changes += [{"C": best["C"] / 2}, {"C": best["C"] * 2}]
+        changes += [{"cap_degrees": degrees} for degrees in (1.0, 2.0, 4.0)]
+        jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, **change}) for change in changes]
+    lab.map(jobs)
+
+
+def ablation_jobs(model: str, best: dict, steps: int) -> dict[str, list[Job]]:
+    """Name -> the jobs of one changed thing, one a seed. "recipe" is the recipe itself."""
+    C, matched = best["C"], {}
+    log_area = area(partial(SCHEDULES["log"], rho=best.get("rho", 0.05)))
+    for name in ("cosine", "wsd", "linear"):
+        matched[f"{name} decay, same area"] = ({"schedule": name, "C": round(C * log_area / area(SCHEDULES[name]), 6)}, {})
+    changes = {
+        "recipe": ({}, {}),
+        "a = 1 (Adam's gate)": ({"a": 1.0}, {}),
+        "no LGP": ({}, {"lgp_q": "none"}),
+        "LGP with q = 0": ({}, {"lgp_q": 0.0}),
+        **matched,
+        "no tangent projection": ({"tangent": "false"}, {}),
+        "cap 0.5 degrees": ({"cap_degrees": 0.5}, {}),
+        "cap 1 degree": ({"cap_degrees": 1.0}, {}),
+        "cap 2 degrees": ({"cap_degrees": 2.0}, {}),
+        "no cap": ({"cap_degrees": "none"}, {}),
+        "SMGC with R = 2": ({"smgc.R": 2.0}, {}),
+        "no SMGC": ({"smgc": "none"}, {}),
+        "no PMEN": ({"pmen": "none"}, {}),
+        "alpha starts at 0.05": ({}, {"alpha_init": 0.05}),
+        "alpha starts at 0.25": ({}, {"alpha_init": 0.25}),
+        "betas of the paper": ({"betas": "0.975,0.975"}, {}),
+        "betas 0.9, 0.95": ({"betas": "0.9,0.95"}, {}),
+    }
+    if model.startswith("hybrid"):
+        changes |= {"s_mamba starts at 1": ({}, {"s_mamba_init": 1.0}), "s_moe starts at 1": ({}, {"s_moe_init": 1.0})}
+    is_it = {"cap_degrees": 1.0, "betas": "0.975,0.975", **best}  # a change that changes nothing is not trained again
+    return {
+        name: [Job(model, "ngpt", steps, seed, {**best, **recipe}, fields) for seed in SEEDS]
+        for name, (recipe, fields) in changes.items()
+        if name == "recipe" or fields or any(is_it.get(k) != v for k, v in recipe.items())
+    }
+
+
+def ablations(lab: Lab) -> None:
+    best = tuned(lab)["ngpt"]
+    lab.map(job for jobs in ablation_jobs(SMALLEST, best, STEPS[SMALLEST] // 2).values() for job in jobs)
+
+
+def checked(lab: Lab, model: str, best: dict[str, dict]) -> dict[str, dict]:
+    """The tuned settings at another size, with the best of three peak rates on seed 0."""
+    found = {}
+    for side, rate in (("gpt", "lr"), ("ngpt", "C")):
+        candidates = [{**best[side], rate: round(best[side][rate] * factor, 6)} for factor in (0.5, 1.0, 2.0)]
+        rows = lab.map(Job(model, side, STEPS[model], 0, recipe) for recipe in candidates)
+        found[side] = min(zip(candidates, rows), key=lambda pair: loss(pair[1]))[0]
+    return found
+
+
+def sizes(lab: Lab) -> None:
+    best = tuned(lab)
+    for model in ("hybrid-0.2M", "dense-0.5M", "hybrid-0.5M", "dense-1M", "hybrid-1M"):
+        lab.map(fight(model, STEPS[model], checked(lab, model, best), shares=(0.5, 0.7)))
+
+
+def budgets(lab: Lab) -> None:
+    best = tuned(lab)
+    lab.map(fight(SMALLEST, 2 * STEPS[SMALLEST], best, shares=(0.5, 0.7)))
+    for model in MODELS:
+        if model != SMALLEST:
+            lab.map(fight(model, 2 * STEPS[model], checked(lab, model, best), shares=(0.5, 0.7)))
+
+
+STAGES = {f.__name__: f for f in (tuned, finals, length, ablations, sizes, budgets)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", default=list(STAGES), metavar="STAGE", help=", ".join(STAGES))
+    parser.add_argument("--workers", type=int, default=2, help="runs at the same time (default: 2)")
+    parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="folder of the runs (default: runs/evidence)")
+    args = parser.parse_args()
+    lab = Lab(args.runs, args.workers)
+    for stage in args.stages:
+        STAGES[stage](lab)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Does the evidence's arithmetic hold, and is a run never lost or repeated?"""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+EVIDENCE = Path(__file__).parent.parent / "benchmarks" / "evidence"
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    """(runner, study, analyse): scripts of benchmarks/evidence, which is not a package."""
+    sys.path.insert(0, str(EVIDENCE))
+    try:
+        found = []
+        for name in ("runner", "study", "analyse"):
+            spec = importlib.util.spec_from_file_location(name, EVIDENCE / f"{name}.py")
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            found.append(module)
+        yield tuple(found)
+    finally:
+        sys.path.remove(str(EVIDENCE))
+        for name in ("runner", "study", "analyse"):
+            sys.modules.pop(name, None)
+
+
+def test_the_token_ratio_of_a_law_that_is_known(evidence):
+    analyse = evidence[2]
+    law = lambda tokens, advantage: 3.0 - 0.2 * math.log(tokens * advantage)  # straight over log(tokens)
+    gpt = {seed: law(1000, 1.0) for seed in (1, 2, 3)}
+    ngpt = {seed: {t: law(t, advantage) for t in (350, 500, 700, 1000)} for seed, advantage in zip((1, 2, 3), (2.0, 2.2, 1.8))}
+    found = analyse.token_ratio(gpt, 1000, ngpt)
+    assert found["seeds"] == pytest.approx([1 / 2.0, 1 / 2.2, 1 / 1.8])
+    assert found["ratio"] == pytest.approx((2.0 * 2.2 * 1.8) ** (-1 / 3))
+    logs = [-math.log(a) for a in (2.0, 2.2, 1.8)]
+    half = 4.303 * (sum((x - sum(logs) / 3) ** 2 for x in logs) / 2) ** 0.5 / 3**0.5
+    assert math.log(found["high"] / found["ratio"]) == pytest.approx(half)
+
+
+def test_a_ratio_is_never_extrapolated(evidence):
+    analyse = evidence[2]
+    behind = analyse.token_ratio({1: 1.0, 2: 1.0}, 100, {1: {50: 1.5, 100: 1.2}, 2: {50: 1.1, 100: 0.9}})
+    assert behind["ratio"] is None and behind["bounds"] == ["> 1.00"] and len(behind["seeds"]) == 1
+    ahead = analyse.token_ratio({1: 1.0}, 100, {1: {50: 0.9, 100: 0.8}})
+    assert ahead["ratio"] is None and ahead["bounds"] == ["< 0.50"]
+
+
+def test_both_sides_have_equal_trials_and_every_job_can_be_trained(evidence):
+    from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
+
+    runner, study, _ = evidence
+    assert len({sum(map(len, axes)) for axes in study.TRIALS.values()}) == 1
+    best = {"C": 0.24, "betas": "0.9,0.95"}
+    jobs = [job for name in ("dense-0.2M", "hybrid-0.2M") for js in study.ablation_jobs(name, best, 10).values() for job in js]
+    assert len({job.name for job in jobs}) == len(jobs)  # every change is another run
+    for job in jobs:
+        fields = {k: None if v == "none" else v for k, v in job.fields.items()}
+        config = model_config({**runner.MODELS[job.model][0], **fields, "normalized": job.side == "ngpt"})
+        recipe_numbers(TrainConfig(recipe=tuple(f"{k}={v}" for k, v in job.recipe.items())), config)
+
+
+def test_a_finished_job_is_read_from_the_table_and_a_new_one_is_trained_once(evidence, tmp_path, monkeypatch):
+    runner = evidence[0]
+    monkeypatch.setattr(runner, "TABLE", tmp_path / "runs.jsonl")
+    monkeypatch.setitem(runner.MODELS, "tiny", ({"preset": "pico-dense", "d_model": 16, "pattern": "*-", "ff": 32}, 2))
+    job = runner.Job("tiny", "ngpt", 3, seed=1, recipe={"C": 0.1})
+    lab = runner.Lab(tmp_path / "runs", workers=2)
+    one, two = lab.map([job, job])
+    assert one == two and one["val_loss"] > 0 and len(one["curve"]) == 3 and one["tokens"] == 3 * 2 * 128
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines()
+    assert len(lines) == 1 and json.loads(lines[0]) == one
+    again = runner.Lab(tmp_path / "nowhere")
+    assert again.run(job) == one and not (tmp_path / "nowhere").exists()
+    # a run that was stopped is resumed: its folder is there, its row is not
+    (tmp_path / "runs.jsonl").unlink()
+    assert runner.Lab(tmp_path / "runs").run(job)["val_loss"] == one["val_loss"]
