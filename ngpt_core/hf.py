@@ -9,10 +9,11 @@ all matrices, and transformers with d_model first: those are transposed. The tab
 
 An nGPT has no such form: NemotronH has no place for alpha, s_qk, s_u, s_mamba, s_moe, s_z, nor for a normalized hidden state.
 
-Where transformers (5.22) differs from its own cached path: its Mamba-2 clamps dt from below by ``time_step_min`` when it reads
-several tokens, but not when it reads one. The model has no such clamp (mamba-ssm's default), so an exported config carries a
-``time_step_min`` too small to act, and an imported model ignores it: where softplus(dt) falls below 0.001, logits of a model
-with the default value differ from ours, and from those of its own decoding. tests/test_hf.py shows it.
+Mamba-2's lower bound on dt travels too: transformers' ``time_step_min`` is our ``dt_min``. The model has none by default, as
+mamba-ssm; transformers needs a number with a logarithm, so "none" is written there as one too small to act. Where transformers
+(5.22) differs from itself: it clamps dt when it reads several tokens, but not when it reads one. Ours always does, so an
+imported model agrees with what transformers reads, not with what it decodes, where dt meets the bound. tests/test_hf.py
+shows both.
 
 Without an attention block transformers' cache cannot count its tokens and the forward pass raises: such a model is exported
 with ``use_cache=False``.
@@ -146,7 +147,7 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
     config = make_config(
         hybrid_override_pattern=c.pattern,
         **{theirs: getattr(c, ours) for ours, theirs in _sizes(c.pattern)},
-        time_step_min=NO_CLAMP,
+        time_step_min=c.dt_min or NO_CLAMP,
         max_position_embeddings=c.max_seq_len or 2**18,
         use_cache="*" in c.pattern,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
@@ -163,7 +164,7 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
 
 
 def from_nemotron_h(hf_model: "NemotronHForCausalLM") -> LanguageModel:
-    """A NemotronHForCausalLM as our GPT baseline: a copy with the same logits (and no ``time_step_min``: see above)."""
+    """A NemotronHForCausalLM as our GPT baseline: a copy with the same logits."""
     _, make_model = _nemotron_h()
     if not isinstance(hf_model, make_model):
         raise ValueError(f"from_nemotron_h takes a transformers NemotronHForCausalLM; got {type(hf_model).__name__}.")
@@ -177,7 +178,10 @@ def from_nemotron_h(hf_model: "NemotronHForCausalLM") -> LanguageModel:
         if (found := getattr(h, field, value)) != value:
             raise ValueError(f"This NemotronH has {field} = {found!r}; the baseline can represent {value!r} alone.")
     pattern = h.hybrid_override_pattern
-    config = ModelConfig(pattern=pattern, normalized=False, **{ours: getattr(h, theirs) for ours, theirs in _sizes(pattern)})
+    sizes = {ours: getattr(h, theirs) for ours, theirs in _sizes(pattern)}
+    if "M" in pattern and h.time_step_min > NO_CLAMP:
+        sizes["dt_min"] = h.time_step_min
+    config = ModelConfig(pattern=pattern, normalized=False, **sizes)
     with torch.device("meta"):
         model = LanguageModel(config)
     theirs = hf_model.state_dict()

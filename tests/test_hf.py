@@ -1,6 +1,7 @@
 """The GPT baseline is transformers' NemotronH: the same logits, gradients and generated tokens, there and back."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,28 +129,63 @@ def test_half_precision_stays_half_precision():
 # ---- where transformers differs from itself ------------------------------------------------------------------------------
 
 
-def test_transformers_clamps_dt_when_it_reads_many_tokens_but_not_when_it_reads_one():
-    """With its default time_step_min its reading and its decoding disagree, by far more than rounding. Ours has no clamp, and
-    an export carries none: there all three agree."""
+def low_dt(mixer):
+    """dt far below transformers' default bound of 0.001, and only what passed through the state reaches the output."""
+    mixer.dt_bias.fill_(-9.0)  # softplus(-9) = 1.2e-4
+    mixer.D.zero_()
+
+
+def nemotron_with_low_dt():
+    """With transformers' default bound, and weights large enough that dt matters."""
+    theirs = nemotron("M*")
+    for p in theirs.parameters():
+        p.add_(0.1 * torch.randn_like(p))
+    low_dt(theirs.model.layers[0].mixer)
+    return theirs
+
+
+def token_by_token(theirs, t):
+    cache, steps = None, []
+    for i in range(t.shape[1]):
+        out = theirs(t[:, i : i + 1], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        steps.append(out.logits)
+    return torch.cat(steps, 1)
+
+
+@torch.no_grad()
+def test_the_lower_bound_on_dt_comes_with_the_model_and_goes_with_it():
+    """Where dt lies below time_step_min the logits still agree, and they would not without the bound."""
+    theirs, t = nemotron_with_low_dt(), tokens(12)
+    ours = ng.hf.from_nemotron_h(theirs)
+    assert ours.config.dt_min == transformers.NemotronHConfig().time_step_min == 0.001
+    torch.testing.assert_close(ours(t), theirs(t).logits, rtol=1e-5, atol=1e-5)
+    back = ng.hf.to_nemotron_h(ours)
+    assert back.config.time_step_min == 0.001 and torch.equal(back(t).logits, theirs(t).logits)
+    free = ng.LanguageModel(replace(ours.config, dt_min=0.0))
+    free.load_state_dict(ours.state_dict())
+    assert (free(t) - ours(t)).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_a_model_without_a_bound_has_none_in_transformers_either():
     model, t = baseline("M*"), tokens(12)
-    with torch.no_grad():
-        model.blocks[0].mixer.dt_bias.fill_(-9.0)  # softplus(-9) = 1.2e-4, below 0.001
-        model.blocks[0].mixer.D.zero_()  # only what passed through the state
-        theirs, ours = ng.hf.to_nemotron_h(model), model(t)
-        default = transformers.NemotronHConfig().time_step_min
+    low_dt(model.blocks[0].mixer)
+    theirs = ng.hf.to_nemotron_h(model)
+    torch.testing.assert_close(theirs(t).logits, model(t), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(token_by_token(theirs, t), model(t), rtol=1e-5, atol=1e-5)
+    assert ng.hf.from_nemotron_h(theirs).config.dt_min == 0.0
 
-        def disagreement():
-            at_once, cache, steps = theirs(t).logits, None, []
-            for i in range(12):
-                out = theirs(t[:, i : i + 1], past_key_values=cache, use_cache=True)
-                cache = out.past_key_values
-                steps.append(out.logits)
-            return (at_once - torch.cat(steps, 1)).abs().max(), (at_once - ours).abs().max()
 
-        assert max(disagreement()) < 1e-5
-        theirs.model.layers[0].mixer.time_step_limit = (default, float("inf"))  # as its constructor sets it
-        itself, from_ours = disagreement()
-    assert itself > 1e-3 and from_ours > 1e-3
+@torch.no_grad()
+def test_transformers_clamps_dt_when_it_reads_many_tokens_but_not_when_it_reads_one():
+    """With its default time_step_min its reading and its decoding disagree, by far more than rounding. Ours agree."""
+    theirs, t = nemotron_with_low_dt(), tokens(12)
+    assert (theirs(t).logits - token_by_token(theirs, t)).abs().max() > 1e-3
+    ours = ng.hf.from_nemotron_h(theirs)
+    cache = ours.new_cache(2, 12)
+    steps = torch.cat([ours(t[:, i : i + 1], cache=cache) for i in range(12)], 1)
+    torch.testing.assert_close(steps, ours(t), rtol=1e-5, atol=1e-5)
 
 
 def test_transformers_cannot_count_the_tokens_of_a_model_without_attention():
