@@ -1,6 +1,6 @@
 """How is a model trained? A short loop over parts that each have a file of their own.
 
-    data.py        which tokens                      recipe.py       optimizer, learning rates, schedule (the paper's recipe)
+    data.py        which tokens                      recipe/         optimizer, learning rates, schedule (the paper's recipe)
     parallel.py    many ranks                        checkpoint.py   surviving
     loss.py        the held-out loss                 metrics.py      what a person sees
 

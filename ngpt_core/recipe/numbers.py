@@ -1,36 +1,24 @@
-"""Which parameter is trained how? One table, and what follows from it.
+"""Which parameter is trained how, and with which numbers? One table, and two lists of numbers.
 
-The summary's items 1-11 (section 3.3) and the experimental setup (section 4.1) say for every parameter whether its rows are
-points on the sphere, its peak learning rate, its warmup, its gate, its cap and its noise. ``TABLE`` below says it line by line,
-keyed by the class and the name under which a module holds the parameter (a ``Scale`` counts as its owner's). ``Settings`` and
-``Baseline`` hold the numbers, the paper's by default. Here the forward pass and the update meet; neither knows the other.
-
-    optimizer, schedule = recipe.build(model, total_steps)        # GatedAdamW + log decay, or AdamW + WSD for the baseline
-    print(recipe.format_table(recipe.table(model)))
-
-Symbols: d d_model; C the constant of the global peak learning rate C / sqrt(d); q, k, v, o projections as in section 3.
+``TABLE`` says line by line, for every parameter, whether its rows are points on the sphere and which of the rates, warmups and
+caps are its own; it is keyed by the class and the name under which a module holds the parameter (a ``Scale`` counts as its
+owner's). ``Settings`` (nGPT) and ``Baseline`` (GPT) hold the numbers: the paper's by default.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
 
-from .config import ModelConfig
-from .nn.mlp import MLP
-from .nn.moe import MoE
-from .nn.scale import Scale
-from .nn.unit import unit_axes
-from .optim.gated_adamw import GatedAdamW
-from .optim.pmen import PMEN
-from .optim.schedule import Schedule, log_decay, wsd
-from .optim.smgc import SMGC
+from ..config import ModelConfig
+from ..optim.gated_adamw import GatedAdamW
+from ..optim.pmen import PMEN
+from ..optim.schedule import Schedule, log_decay, wsd
+from ..optim.smgc import SMGC
 
-__all__ = ["TABLE", "Baseline", "Row", "Rule", "Settings", "build", "format_table", "param_groups", "settings", "table"]
+__all__ = ["TABLE", "Baseline", "Rule", "Settings"]
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
@@ -234,162 +222,3 @@ class Baseline:
         optimizer = torch.optim.AdamW(groups)
         eta = partial(wsd, eta_min=self.eta_min, decay=self.wsd_decay) if self.schedule == "wsd" else self.schedule
         return optimizer, Schedule(optimizer, total_steps, eta, self.warmup, self.share(total_steps))
-
-
-def settings(model: nn.Module, base: Settings | Baseline | None = None, **overrides: object) -> Settings | Baseline:
-    """The numbers for this model: ``base`` (by default the paper's, for nGPT or for GPT) with ``overrides`` by name."""
-    kind = Settings if _config(model).normalized else Baseline
-    if base is not None and not isinstance(base, kind):
-        raise ValueError(f"recipe: nGPT takes Settings, GPT takes Baseline; this model wants {kind.__name__}, got {base!r}.")
-    known = [f.name for f in fields(kind)]
-    if unknown := sorted(overrides.keys() - set(known)):
-        raise ValueError(f"recipe: {kind.__name__} has no {', '.join(map(repr, unknown))}. It has: {', '.join(known)}.")
-    return replace(base or kind(), **overrides)
-
-
-# ---- from a model to groups ------------------------------------------------------------------------------------------
-def _config(model: nn.Module) -> ModelConfig:
-    for module in model.modules():  # the model itself, or what a wrapper (compile, DDP) holds
-        if isinstance(getattr(module, "config", None), ModelConfig):
-            return module.config
-    raise ValueError(f"recipe: {type(model).__name__} has no ModelConfig as .config, which says d_model, C and normalized.")
-
-
-def _lines(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
-    """(name, parameter, key of its line) for every parameter of every module; a ValueError if there is no line for it."""
-    modules = list(model.named_modules())
-    shared = {id(mlp) for _, moe in modules if isinstance(moe, MoE) for mlp in moe.modules() if isinstance(mlp, MLP)}
-    owner = {id(s): (m, name) for _, m in modules for name, s in m.named_children() if isinstance(s, Scale)}
-    for prefix, module in modules:
-        holder, attribute = owner.get(id(module), (module, None))
-        # a sharded module's class is made on the fly and inherits from ours: the first base that has a line counts
-        classes = ["Shared"] if id(holder) in shared else [c.__name__ for c in type(holder).__mro__]
-        for own, p in module.named_parameters(recurse=False):
-            name = f"{prefix}.{own}" if prefix else own
-            keys = [f"{c}.{attribute or own}" for c in classes]
-            key = next((k for k in keys if k in TABLE), None)
-            if key is None:
-                raise ValueError(f"recipe: no line of TABLE covers {name}. Add one: recipe.TABLE[{keys[0]!r}] = Rule(...).")
-            yield name, p, key
-
-
-def param_groups(
-    model: nn.Module,
-    total_steps: int | None = None,
-    base: Settings | Baseline | None = None,
-    **overrides: object,
-) -> list[dict[str, object]]:
-    """Groups for GatedAdamW (nGPT) or torch's AdamW (GPT), each complete: parameters with names, peak lr, warmup and all else.
-
-    Parameters that are trained alike share a group; ``group["label"]`` says which lines of the table it holds. Every
-    parameter of the model is in exactly one. ``total_steps`` matters only for GPT's warmup (see Baseline.warmup_share).
-    """
-    numbers, config, axes = settings(model, base, **overrides), _config(model), unit_axes(model)
-    groups: dict[tuple, dict] = {}
-    for name, p, key in _lines(model):
-        values = numbers.group(TABLE[key], config, total_steps)
-        if config.normalized:
-            values["unit_dim"] = axes.get(name)
-            if TABLE[key].unit != (name in axes):
-                raise ValueError(f"recipe: TABLE says unit={TABLE[key].unit} for {key}, its module's unit_dims say otherwise.")
-        group = groups.setdefault(tuple(values.items()), {"params": [], "label": {}, **values})
-        group["params"].append((name, p))
-        group["label"][key] = None
-    for group in groups.values():
-        group["label"] = ", ".join(group["label"])
-    _check_partition(model, groups.values())
-    return list(groups.values())
-
-
-def _check_partition(model: nn.Module, groups) -> None:
-    held = [id(p) for group in groups for _, p in group["params"]]
-    every = {id(p): name for name, p in model.named_parameters()}
-    twice = sorted({every[i] for i in held if held.count(i) > 1}) if len(held) != len(set(held)) else []
-    missing = sorted(name for i, name in every.items() if i not in set(held))
-    if twice or missing:
-        raise ValueError(f"recipe: every parameter belongs to one group, once; {missing=}; shared by two modules: {twice}.")
-
-
-def build(
-    model: nn.Module,
-    total_steps: int,
-    base: Settings | Baseline | None = None,
-    **overrides: object,
-) -> tuple[torch.optim.Optimizer, Schedule]:
-    """(optimizer, schedule) for a run of ``total_steps`` optimizer steps: call ``schedule.step()`` after ``optimizer.step()``.
-
-    nGPT: GatedAdamW and logarithmic decay, with the numbers of ``Settings``. GPT: AdamW and WSD, with those of ``Baseline``.
-    ``overrides`` change numbers by name, e.g. ``C=0.2, cap_degrees=2.0, pmen=None``. Build it after sharding the model.
-    """
-    numbers = settings(model, base, **overrides)
-    return numbers.build(param_groups(model, total_steps, numbers), total_steps)
-
-
-# ---- to be read ------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Row:
-    """How one parameter is trained: ``row.lr`` or ``row["lr"]``."""
-
-    name: str
-    shape: tuple[int, ...]
-    unit_dim: int | None
-    """The axis along which it has norm 1, or None."""
-    lr: float
-    """Peak learning rate."""
-    warmup: float
-    """The share of training of its own warmup."""
-    a: float
-    """The gate's sharpness; 1 is Adam's, and AdamW's."""
-    cap: float | None
-    """The peak of its angular cap in radians, or None."""
-    pmen: bool
-    """Does it receive exploration noise?"""
-    weight_decay: float
-
-    def __getitem__(self, column: str) -> object:
-        return getattr(self, column)
-
-    def keys(self) -> list[str]:
-        return list(asdict(self))
-
-
-def table(
-    model: nn.Module, total_steps: int | None = None, base: Settings | Baseline | None = None, **overrides: object
-) -> list[Row]:
-    """One row for every parameter, in the model's order: what ``build`` would do, to be read before it is done."""
-    rows = {
-        name: Row(
-            name,
-            tuple(p.shape),
-            *(group.get(k) for k in ("unit_dim", "lr", "warmup")),
-            group.get("a", 1.0),
-            group.get("peak_cap"),
-            group.get("pmen") is not None,
-            group["weight_decay"],
-        )
-        for group in param_groups(model, total_steps, base, **overrides)
-        for name, p in group["params"]
-    }
-    return [rows[name] for name, _ in model.named_parameters()]
-
-
-def format_table(rows: list[Row]) -> str:
-    """The table as text. Layers that are trained alike share a line: their numbers become *, and ``x`` counts them."""
-    merged: dict[tuple, list[Row]] = {}
-    for row in rows:
-        pattern = re.sub(r"\.\d+\.", ".*.", row.name)
-        merged.setdefault((pattern, *(row[k] for k in row.keys() if k != "name")), []).append(row)
-    lines = [("parameter", "x", "shape", "unit", "peak lr", "warmup", "a", "cap", "noise", "decay")]
-    for (name, *_), same in merged.items():
-        r = same[0]
-        lines.append((
-            name, str(len(same)), "x".join(map(str, r.shape)), "-" if r.unit_dim is None else str(r.unit_dim), f"{r.lr:.4g}",
-            f"{r.warmup:.0%}" if r.warmup else "-", f"{r.a:g}", "-" if r.cap is None else f"{math.degrees(r.cap):g}°",
-            "yes" if r.pmen else "-", f"{r.weight_decay:g}" if r.weight_decay else "-",
-        ))  # fmt: skip
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    left = {0, 2}
-    return "\n".join(
-        "  ".join(cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths))).rstrip()
-        for line in lines
-    )

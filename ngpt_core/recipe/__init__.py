@@ -1,0 +1,17 @@
+"""Which parameter is trained how? The paper's recipe, from a table to an optimizer.
+
+The summary's items 1-11 (section 3.3) and the experimental setup (section 4.1) say for every parameter whether its rows are
+points on the sphere, its peak learning rate, its warmup, its gate, its cap and its noise.
+
+    optimizer, schedule = recipe.build(model, total_steps)        # GatedAdamW + log decay, or AdamW + WSD for the baseline
+    print(recipe.format_table(recipe.table(model)))
+
+    numbers.py   the table, and the numbers: the paper's          groups.py   from a model to groups, optimizer and schedule
+
+Symbols: d d_model; C the constant of the global peak learning rate C / sqrt(d); q, k, v, o projections as in section 3.
+"""
+
+from .groups import Row, build, format_table, param_groups, settings, table
+from .numbers import TABLE, Baseline, Rule, Settings
+
+__all__ = ["TABLE", "Baseline", "Row", "Rule", "Settings", "build", "format_table", "param_groups", "settings", "table"]
