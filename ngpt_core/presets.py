@@ -94,6 +94,8 @@ def preset(name: str, normalized: bool = True, **overrides: object) -> ModelConf
 
 
 class Parameters(NamedTuple):
+    """How many parameters a model has, and how many of them a token uses."""
+
     total: int
     """Every parameter."""
     active: int

@@ -9,7 +9,8 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
 3. serves plotly.js and MathJax from the installed packages, each only on pages that use it, and one copy of
    ``explorer.js`` in place of the copies inside the outputs;
 4. drops the scripts of live kernels (thebe, widgets), which would come from elsewhere;
-5. makes the Colab buttons from the repository's one address.
+5. makes the Colab buttons from the repository's one address;
+6. loads ``sphinx_api``, which makes the reference from the docstrings.
 """
 
 import hashlib
@@ -124,6 +125,7 @@ def colab_button(app: Sphinx, pagename: str, templatename: str, context: dict, d
 
 
 def setup(app: Sphinx) -> dict:
+    app.setup_extension("ngpt_core.viz.sphinx_api")
     app.add_config_value("ngpt_repository", "", "html")
     app.connect("config-inited", configure, priority=100)
     app.connect("builder-inited", copy_files)

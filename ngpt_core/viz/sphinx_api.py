@@ -1,0 +1,189 @@
+"""How does a docstring of this package become an entry of the book's reference?
+
+A Sphinx extension, loaded by ``sphinx_ext``. The docstrings are written to be read in the source: formulas in plain text
+(``|alpha|``, ``s_z^q``), blocks of code by indentation, arguments as ``name: what it is``. Sphinx's autodoc wants
+reStructuredText. Before it sees a docstring,
+
+1. what would be markup by accident is escaped: a bar, a lone star, a name that ends in an underscore;
+2. an indented block becomes a literal one;
+3. lines that begin with the name of an argument become a list of arguments;
+
+and a dataclass is shown without a signature: its fields stand below it with types, defaults and texts of their own. The
+directive ``ngpt-commands`` lists the commands of the shell and their flags, from the very parsers that read them.
+"""
+
+import argparse
+import inspect
+import re
+from dataclasses import is_dataclass
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+LITERAL = re.compile(r"(``.+?``|:[a-z:]+:`.+?`)")
+EMPHASIS = re.compile(r"(?<!\S)\*(?=\w)[^*]*\w\*(?!\w)")
+
+
+def escaped(line: str) -> str:
+    """The line with nothing in it that reStructuredText takes for markup, but ``literals`` and *emphasis*.
+
+    >>> escaped("``a*b`` and |alpha| of *every* row: normalize_ takes *cases")
+    '``a*b`` and \\\\|alpha\\\\| of *every* row: normalize\\\\_ takes \\\\*cases'
+    """
+    parts = LITERAL.split(line)
+    for i in range(0, len(parts), 2):
+        kept = EMPHASIS.findall(parts[i])
+        pieces = EMPHASIS.split(parts[i])
+        for j, text in enumerate(pieces):
+            text = re.sub(r"([|*])", r"\\\1", text.replace("\\", "\\\\"))
+            pieces[j] = re.sub(r"(?<=\w)_(?!\w)", r"\\_", text)
+        parts[i] = "".join(a + b for a, b in zip(pieces, [*kept, ""]))
+    return "".join(parts)
+
+
+def paragraphs(lines: list[str]) -> list[list[str]]:
+    """Runs of lines without a blank one between them."""
+    found: list[list[str]] = [[]]
+    for line in lines:
+        if line.strip():
+            found[-1].append(line.rstrip())
+        elif found[-1]:
+            found.append([])
+    return [p for p in found if p]
+
+
+def _indented(line: str) -> bool:
+    return line.startswith("    ")
+
+
+def _begins(line: str, names: set[str]) -> re.Match | None:
+    """``name: text`` or ``name, name: text``, where those are names of arguments."""
+    found = re.match(r"(\*{0,2}\w+(?:, \w+)*): +(.*)", line)
+    return found if found and {name.strip("*") for name in found[1].split(", ")} <= names else None
+
+
+def _arguments(paragraph: list[str], names: set[str]) -> list[str]:
+    """Lines that are all ``name: text``, or go on after one, as a field with a list; else nothing."""
+    margin = [line for line in paragraph if not _indented(line)]
+    if not margin or not all(_begins(line, names) for line in margin):
+        return []
+    out = [":Arguments:"]
+    for line in paragraph:
+        begin = _begins(line, names)
+        out.append(f"    - **{escaped(begin[1])}**: {escaped(begin[2])}" if begin else "      " + escaped(line.strip()))
+    return out
+
+
+def restructured(lines: list[str], names: set[str] = frozenset()) -> list[str]:
+    """A docstring as reStructuredText. ``names``: those of the arguments, which may head a line.
+
+    >>> print("\\n".join(restructured(["A rule:", "", "    z = |s| * u", "", "s: the scale"], {"s"})))
+    A rule:
+    <BLANKLINE>
+    ::
+    <BLANKLINE>
+        z = |s| * u
+    <BLANKLINE>
+    :Arguments:
+        - **s**: the scale
+    <BLANKLINE>
+    """
+    out: list[str] = []
+    raw = False  # inside a directive, as ".. math::"
+    for paragraph in paragraphs(lines):
+        first = paragraph[0]
+        raw = first.startswith(".. ") or (raw and _indented(first))
+        if first == "Args:":
+            paragraph = inspect.cleandoc("\n".join(["", *paragraph[1:]])).split("\n")
+        if raw or first.lstrip().startswith(">>>"):
+            out += paragraph
+        elif arguments := _arguments(paragraph, names):
+            out += arguments
+        elif all(map(_indented, paragraph)):
+            out += ["::", "", *paragraph]
+        else:
+            out += map(escaped, paragraph)
+        out.append("")
+    return out
+
+
+def _argument_names(what: str, thing: object) -> set[str]:
+    if what not in ("class", "function", "method"):
+        return set()
+    try:
+        return set(inspect.signature(thing).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def process_docstring(app: Sphinx, what: str, name: str, thing: object, options, lines: list[str]) -> None:
+    if what == "class" and is_dataclass(thing) and lines and lines[0].startswith(f"{thing.__name__}("):
+        lines.clear()  # not a docstring: the signature that dataclasses put in the place of none
+    lines[:] = restructured(lines, _argument_names(what, thing))
+
+
+def process_signature(app: Sphinx, what: str, name: str, thing: object, options, signature, returns):
+    """None for a dataclass: its fields follow."""
+    if what == "class" and is_dataclass(thing):
+        return "", None
+    return signature, returns
+
+
+# ---- the shell -------------------------------------------------------------------------------------------------------
+def commands() -> list[tuple[str, argparse.ArgumentParser]]:
+    """(what is typed, parser) of every command, those of ``ngpt data`` too. The flags that are fields of a config are left to
+    the configs."""
+    from ..cli import _parser
+
+    def walk(name: str, parser: argparse.ArgumentParser) -> list:
+        children = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        if not children:
+            return [(name, parser)]
+        return [found for child in children for key, sub in child.choices.items() for found in walk(f"{name} {key}", sub)]
+
+    return walk("ngpt", _parser(""))
+
+
+class Commands(SphinxDirective):
+    """``ngpt-commands``: one definition for each command, and in it one for each flag."""
+
+    def run(self) -> list[nodes.Node]:
+        listing = nodes.definition_list(classes=["ngpt-commands"])
+        for name, parser in commands():
+            text = parser.description or ""
+            body = nodes.definition("", nodes.paragraph("", text[:1].upper() + text[1:].removesuffix(".") + "."))
+            flags = nodes.definition_list(classes=["simple"])
+            for action in parser._actions:
+                if not isinstance(action, argparse._HelpAction):
+                    flags += self._flag(action)
+            if len(flags):
+                body += flags
+            if name in ("ngpt train", "ngpt plan"):
+                body += nodes.paragraph("", "And every field of TrainConfig and ModelConfig: ", self._code("--seq-len 512"))
+            typed = nodes.target("", "", ids=["command-" + name.replace(" ", "-")])
+            term = nodes.term("", "", self._code(name))
+            self.state.document.note_explicit_target(typed)
+            term.insert(0, typed)
+            listing += nodes.definition_list_item("", term, body)
+        return [listing]
+
+    def _flag(self, action: argparse.Action) -> nodes.definition_list_item:
+        value = "" if action.nargs == 0 or not action.option_strings else " " + (action.metavar or action.dest).upper()
+        names = ", ".join(action.option_strings) or action.metavar or action.dest
+        meaning = (action.help or "").replace("%%", "%")
+        return nodes.definition_list_item(
+            "", nodes.term("", "", self._code(names + value)), nodes.definition("", nodes.paragraph("", meaning))
+        )
+
+    @staticmethod
+    def _code(text: str) -> nodes.literal:
+        return nodes.literal("", text)
+
+
+def setup(app: Sphinx) -> dict:
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-process-docstring", process_docstring)
+    app.connect("autodoc-process-signature", process_signature)
+    app.add_directive("ngpt-commands", Commands)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
