@@ -92,7 +92,9 @@ def _add_train(command, chosen: str) -> None:
     train.add_argument(
         "--resume", action="store_true", help="continue the run in --out from its newest checkpoint, if there is one"
     )
-    train.add_argument("--dry-run", action="store_true", help="print the recipe's table of parameters and stop")
+    train.add_argument(
+        "--dry-run", action="store_true", help="print the recipe's table of parameters and the run's size; write nothing"
+    )
     if chosen == "train":
         _add_config_flags(train)
 
@@ -102,9 +104,8 @@ def _train(args: argparse.Namespace) -> int:
     from .train.run import prepare
 
     settings, model_settings = given(args)
-    if args.dry_run:
-        settings.setdefault("out", "RUN")
-        settings.setdefault("steps", 1)
+    if args.dry_run and not settings.get("out"):
+        settings["out"] = os.devnull  # nothing is written: any name does that is no folder
     run = prepare(settings, model_settings, args.resume)
     from .train.trainer import dry_run, train
 

@@ -90,8 +90,12 @@ def test_dry_run_prints_the_recipe_and_writes_nothing(tmp_path, capsys, monkeypa
     page = capsys.readouterr().out
     for text in ("parameter", "peak lr", "warmup", "cap", "noise", "embedding.weight", "router", "1°"):
         assert text in page, text
-    assert main(["train", "--preset", "pico", "--baseline", "--dry-run"]) == 0
-    assert "0.0022" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+    assert page.splitlines()[-1].endswith("238,419 steps, 1,000,001,765,376 tokens")  # the preset's, as in a real run
+    assert main(["train", "--preset", "pico", "--baseline", "--steps", "7", "--dry-run"]) == 0
+    page = capsys.readouterr().out
+    assert "0.0022" in page and page.splitlines()[-1].endswith("7 steps, 14,336 tokens")
+    assert "--steps N" in sentence(capsys, ["train", "--preset", "pico", "--dry-run"])  # a real run would not know either
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_come_from_a_file_and_flags_come_on_top(corpus, tmp_path):  # noqa: F811

@@ -101,3 +101,36 @@ def test_bad_questions_are_answered_by_name():
             plan(config, TrainConfig(**{"batch_size": 48, "steps": 10, **settings}), gpus, gpu)
     with pytest.raises(ValueError, match="--steps"):
         plan(ng.preset("pico"), TrainConfig(), 1, next(iter(GPUS)))
+
+
+def test_a_t4_is_planned_in_fp32_for_it_has_no_bf16_units():
+    """Its 65 TFLOP/s are of fp16, in which the trainer does not compute: an eighth of that, and wider activations."""
+    t4 = GPUS["t4-16gb"]
+    assert (t4.precision, t4.peak) == ("fp32", 8.1e12) and GPUS["a100-40gb"].precision == "bf16"
+    page, fits = plan_for({"steps": 2000, "batch_size": 32, "seq_len": 512}, {"preset": "mini"}, 1, "t4-16gb", 0.35)
+    assert fits and "in fp32 (8.1 TFLOP/s each)" in page and "--precision" not in page.split("to start it")[1]
+    with pytest.raises(ValueError, match="no bf16 units"):
+        plan_for({"steps": 9, "precision": "bf16"}, {"preset": "mini"}, 1, "t4-16gb", 0.35)
+
+
+def test_fp32_needs_wider_activations_and_says_so_in_the_command():
+    config, settings = ng.preset("1B"), {"batch_size": 64, "seq_len": 4096, "micro_batch": 1}
+    half, full = (memory(config, TrainConfig(precision=p, **settings), 8) for p in ("bf16", "fp32"))
+    assert full.activations == 2 * half.activations and full.gathered > half.gathered and full.optimizer == half.optimizer
+    page, _ = plan_for({"precision": "fp32"}, {"preset": "1B"}, 8, "a100-80gb", 0.35)
+    assert "in fp32 (19.5 TFLOP/s each)" in page and "--precision fp32" in page.split("to start it")[1]
+
+
+def test_auto_takes_bf16_where_there_are_units_for_it(monkeypatch):
+    """torch says that a T4 supports bfloat16, for it can emulate it; asked for units, it says no."""
+    from ngpt_core.train.world import uses_bf16
+
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    for units in (True, False):
+
+        def answer(including_emulation=True, units=units):
+            return including_emulation or units
+
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", answer)
+        assert uses_bf16(TrainConfig(), gpu) is units and not uses_bf16(TrainConfig(), cpu)
+        assert uses_bf16(TrainConfig(precision="bf16"), gpu) and not uses_bf16(TrainConfig(precision="fp32"), gpu)

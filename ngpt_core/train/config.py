@@ -97,7 +97,8 @@ class TrainConfig:
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     precision: str = "auto"
-    """Of the matrix products: fp32, or bf16 with fp32 master weights. auto: bf16 on cuda, fp32 on the CPU."""
+    """Of the matrix products: fp32, or bf16 with fp32 master weights. auto: bf16 on a GPU with units for it (Ampere
+    and newer), else fp32."""
     compile: bool = False
     """torch.compile each block."""
     activation_checkpointing: str = "none"

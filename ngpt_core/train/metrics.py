@@ -22,10 +22,12 @@ import torch
 
 __all__ = ["Metrics", "check_wandb", "peak_flops", "read_metrics"]
 
-# Dense bf16 peak of a GPU by what its name contains, FLOP/s, from the vendors' data sheets; the first that matches.
+# Dense peak of a GPU by what its name contains, FLOP/s, from the vendors' data sheets; the first that matches. In bf16, but in
+# fp32 where there are no bf16 units and a run computes in fp32 (T4, V100). A run with --precision fp32 on another GPU is
+# compared with the bf16 peak all the same.
 PEAKS = {
     "B200": 2.25e15, "B100": 1.8e15, "H200": 989e12, "GH200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
-    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "T4": 65e12, "V100": 125e12, "4090": 165e12, "3090": 71e12,
+    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "T4": 8.1e12, "V100": 15.7e12, "4090": 165e12, "3090": 71e12,
 }  # fmt: skip
 
 

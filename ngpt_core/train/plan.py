@@ -29,20 +29,33 @@ RESERVE = 5 * GIB  # the driver's context, NCCL's buffers, fragments: what a run
 
 @dataclass(frozen=True)
 class Gpu:
+    """A card, from its vendor's data sheet. Peaks are of dense matrix products, FLOP/s."""
+
     memory: int  # bytes
-    peak: float  # dense bf16 FLOP/s, from the vendor's data sheet
+    bf16: float | None  # None: no units for it. (A T4's 65 TFLOP/s are fp16, in which the trainer does not compute.)
+    fp32: float  # torch's own default: true fp32, not TF32
     per_node: int = 8
+
+    @property
+    def precision(self) -> str:
+        """What ``--precision auto`` takes here."""
+        return "bf16" if self.bf16 else "fp32"
+
+    @property
+    def peak(self) -> float:
+        """In that precision."""
+        return self.bf16 or self.fp32
 
 
 GPUS = {
-    "b200-180gb": Gpu(180 * GIB, 2.25e15),
-    "h200-141gb": Gpu(141 * GIB, 989e12),
-    "h100-80gb": Gpu(80 * GIB, 989e12),
-    "a100-80gb": Gpu(80 * GIB, 312e12),
-    "a100-40gb": Gpu(40 * GIB, 312e12),
-    "l40s-48gb": Gpu(48 * GIB, 362e12),
-    "rtx4090-24gb": Gpu(24 * GIB, 165e12),
-    "t4-16gb": Gpu(16 * GIB, 65e12, 1),
+    "b200-180gb": Gpu(180 * GIB, 2.25e15, 75e12),
+    "h200-141gb": Gpu(141 * GIB, 989e12, 67e12),
+    "h100-80gb": Gpu(80 * GIB, 989e12, 67e12),
+    "a100-80gb": Gpu(80 * GIB, 312e12, 19.5e12),
+    "a100-40gb": Gpu(40 * GIB, 312e12, 19.5e12),
+    "l40s-48gb": Gpu(48 * GIB, 362e12, 91.6e12),
+    "rtx4090-24gb": Gpu(24 * GIB, 165e12, 82.6e12),
+    "t4-16gb": Gpu(16 * GIB, None, 8.1e12, 1),
 }
 
 
@@ -137,7 +150,10 @@ def _kept(c: ModelConfig, letter: str, how: str) -> float:
 
 
 def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
-    """What a rank needs at the worst moment of a step. ``parameters`` and ``optimizer`` are exact, the rest estimates."""
+    """What a rank needs at the worst moment of a step. ``parameters`` and ``optimizer`` are exact, the rest estimates.
+
+    Activations and gathered weights have two bytes a number, and four with ``--precision fp32``.
+    """
     state = state_bytes(model, config, ranks)
     tokens = (config.micro_batch or config.batch_size // ranks) * config.seq_len
     d, counts = model.d_model, {letter: model.pattern.count(letter) for letter in "M*-E"}
@@ -148,14 +164,15 @@ def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
     total, _ = count_parameters(model)
     biggest = max(_block_parameters(model).values()) / config.expert_parallel
     chunk = min(max(256, d), tokens)
+    width = 4 if config.precision == "fp32" else 2
     return Memory(
         parameters=state["parameters"],
         optimizer=state["optimizer"],
         gradients=state["parameters"],
-        # bf16: this block and the next gathered, then one block's gradients before and (fp32) after they are scattered
-        gathered=0 if ranks == 1 else int(2 * biggest * 2 + biggest * 6) if config.reshard else int(2 * total + biggest * 6),
-        activations=int(2 * tokens * (kept + again)),
-        logits=4 * chunk * model.vocab_size + 6 * model.vocab_size * d + 6 * tokens * d,  # a chunk of z; W and its gradient; dh
+        # this block and the next as they compute (or all), and one block's gradients before and (fp32) after they are scattered
+        gathered=int((2 * biggest if config.reshard else total) * width + biggest * (width + 4)),
+        activations=int(width * tokens * (kept + again)),
+        logits=4 * chunk * model.vocab_size + (width + 4) * (model.vocab_size + tokens) * d,  # a chunk of z; W, dW; dh
     )
 
 
@@ -209,8 +226,15 @@ def plan_for(
         rows = [n for n in range(share, 0, -1) if share % n == 0]
         kinds = ("none", "selective", "full")
         choices = [replace(config, activation_checkpointing=how, micro_batch=n) for how in kinds for n in rows]
-    fitting = (choice for choice in choices if memory(model, choice, gpus).total <= _room(gpu))
+    fitting = (choice for choice in choices if memory(model, _on(GPUS[gpu], choice), gpus).total <= _room(gpu))
     return plan(model, next(fitting, choices[-1]) if len(choices) > 1 else config, gpus, gpu, mfu)
+
+
+def _on(card: Gpu, config: TrainConfig) -> TrainConfig:
+    """The config with the precision that a run has on this card."""
+    if config.precision == "bf16" and not card.bf16:
+        raise ValueError("this card has no bf16 units and would emulate them: leave --precision out (auto), or set it to fp32.")
+    return replace(config, precision=card.precision) if config.precision == "auto" else config
 
 
 def _room(gpu: str) -> int:
@@ -235,17 +259,19 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         )
     steps = total_steps(config, model)
     tokens = steps * config.batch_size * config.seq_len
-    count, flops, need = count_parameters(model), flops_per_token(model, config.seq_len), memory(model, config, gpus)
-    seconds = tokens * flops / (gpus * card.peak * mfu)
+    there = _on(card, config)
+    count, flops, need = count_parameters(model), flops_per_token(model, config.seq_len), memory(model, there, gpus)
+    peak = card.bf16 if there.precision == "bf16" else card.fp32
+    seconds = tokens * flops / (gpus * peak * mfu)
     room = _room(gpu)
     fits = need.total <= room
     lines = [
-        f"{model.name or 'model'} ({'nGPT' if model.normalized else 'GPT'}): {count.total / 1e9:.3f}B parameters, "
-        f"{count.active / 1e9:.3f}B active per token (without the input embedding)",
-        f"{steps:,} steps x {config.batch_size} sequences x {config.seq_len} tokens = {tokens / 1e9:,.1f}B tokens",
+        f"{model.name or 'model'} ({'nGPT' if model.normalized else 'GPT'}): {_big(count.total, 3)} parameters, "
+        f"{_big(count.active, 3)} active per token (without the input embedding)",
+        f"{steps:,} steps x {config.batch_size} sequences x {config.seq_len} tokens = {_big(tokens, 1)} tokens",
         f"{flops / 1e9:,.2f} GFLOPs per token (forward and backward), {tokens * flops:.2e} in all",
-        f"about {_time(seconds)} on {gpus} x {gpu} at an assumed MFU of {mfu:.0%} "
-        f"({gpus * card.peak * mfu / flops:,.0f} tokens/s; measure yours: metrics.jsonl has it)",
+        f"about {_time(seconds)} on {gpus} x {gpu} in {there.precision} ({peak / 1e12:,.4g} TFLOP/s each) at an assumed MFU of "
+        f"{mfu:.0%}: {gpus * peak * mfu / flops:,.0f} tokens/s (measure yours: metrics.jsonl has it)",
         "",
         f"memory per rank, GiB (room: {room / GIB:.1f} of {card.memory / GIB:.0f})",
     ]
@@ -254,7 +280,7 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         lines.append(f"  {name:<12}{size / GIB:8.2f}   {notes.get(name, 'estimate')}")
     lines += [f"  {'total':<12}{need.total / GIB:8.2f}   {'fits' if fits else 'DOES NOT FIT'}", ""]
     if not fits:
-        ways = alternatives(model, config, gpus, room)
+        ways = alternatives(model, there, gpus, room)
         lines += ["it would fit with: " + ("; or ".join(ways) if ways else "none of the changes this plan knows"), ""]
     lines += [
         "learning rates of the recipe (peak)",
@@ -264,6 +290,10 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         *_commands(model, config, gpus, card, steps),
     ]
     return "\n".join(lines), fits
+
+
+def _big(n: float, digits: int) -> str:
+    return f"{n / 1e9:,.{digits}f}B" if n >= 1e8 else f"{n / 1e6:,.{digits}f}M"
 
 
 def _time(seconds: float) -> str:
@@ -292,7 +322,7 @@ def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, ste
     nodes, local = -(-gpus // card.per_node), min(gpus, card.per_node)
     flags = [f"--preset {model.name or 'pico'}", "" if model.normalized else "--baseline", f"--steps {steps}"]
     flags += [f"--batch-size {config.batch_size}", f"--seq-len {config.seq_len}"]
-    for name in ("micro_batch", "replicas", "expert_parallel", "activation_checkpointing"):
+    for name in ("micro_batch", "replicas", "expert_parallel", "activation_checkpointing", "precision"):
         if getattr(config, name) != getattr(TrainConfig(), name):
             flags.append(f"--{name.replace('_', '-')} {getattr(config, name)}")
     train = " ".join(["-m ngpt_core train", *filter(None, flags), "--data DIR --out RUN --resume"])

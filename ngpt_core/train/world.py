@@ -69,5 +69,10 @@ def start(config: TrainConfig) -> World:
 
 
 def uses_bf16(config: TrainConfig, device: torch.device) -> bool:
-    """Whether matrix products run in bfloat16."""
-    return config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+    """Whether matrix products run in bfloat16. ``auto``: on a GPU that has units for them (NVIDIA: from Ampere on).
+
+    Older ones, a T4 or a V100, only emulate bfloat16: torch calls that supported too, unless it is asked to leave it out.
+    """
+    if config.precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return config.precision == "bf16"
