@@ -42,6 +42,19 @@ def test_every_dependency_of_ours_is_pinned_once():
     assert set(pinned) >= declared(), declared() - set(pinned)
 
 
+def test_what_an_error_tells_the_user_to_install_is_in_an_extra():
+    """Each optional package has an extra that brings it, and an extra that is named exists."""
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    known = {name(r) for requirements in extras.values() for r in requirements}
+    named = set()
+    for path in (ROOT / "ngpt_core").rglob("*.py"):
+        named |= set(re.findall(r'pip install \\?"?([A-Za-z][\w-]*(?:\[\w+\])?)', path.read_text()))
+    assert named >= {"torchao", "wandb", "tiktoken", "pyarrow", "ngpt-core[hf]"}  # the search finds what there is
+    for package in named - {"triton"}:  # which torch brings on Linux
+        extra = re.fullmatch(r"ngpt-core\[(\w+)\]", package)
+        assert extra[1] in extras if extra else package in known, package
+
+
 def test_the_repository_address_is_the_same_in_both_places():
     config = yaml.safe_load((ROOT / "_config.yml").read_text())
     assert config["repository"]["url"] == PYPROJECT["project"]["urls"]["Repository"]
