@@ -24,7 +24,11 @@ def _fail(field: str, rule: str, value: object) -> ValueError:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A complete model. Sizes that a letter of the pattern needs must be given; the others keep their defaults."""
+    """A complete model. Sizes that a letter of the pattern needs must be given; the others keep their defaults.
+
+    All fields are keywords: ``ModelConfig(vocab_size=256, d_model=64, pattern="*-*-", n_heads=4, ff=256)``. Defaults are the
+    paper's where it gives one; where it is silent the field says so.
+    """
 
     # ---- the whole -------------------------------------------------------------------------------------------------
     vocab_size: int
@@ -82,7 +86,7 @@ class ModelConfig:
     n_experts: int = 0
     """Routed experts of an 'E' block."""
     top_k: int = 0
-    """Experts that a token is sent to."""
+    """k: experts that a token is sent to."""
     expert_ff: int = 0
     """The inner width of one routed expert."""
     shared_ff: int = 0

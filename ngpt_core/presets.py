@@ -83,7 +83,11 @@ PRESETS = {
 
 
 def preset(name: str, normalized: bool = True, **overrides: object) -> ModelConfig:
-    """The config of that name, nGPT or (``normalized=False``) GPT; ``overrides`` are fields of ModelConfig.
+    """The config of that name, nGPT or (``normalized=False``) its GPT twin, with ``overrides``: fields of ModelConfig.
+
+    For a laptop, on bytes: "pico" (0.3M parameters), "micro" (3M), "mini" (15M), each a hybrid with a mixture of experts, and
+    "pico-dense", "micro-dense", "mini-dense", Transformers with rotary embeddings. The paper's ladder: "1B", "2B", "4B", "7B",
+    "14B", "30B"; only 30B is public, the shapes of the others are proposals that meet the published counts.
 
     >>> preset("30B").d_model, preset("pico", d_model=96).d_model
     (2688, 96)

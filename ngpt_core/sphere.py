@@ -45,7 +45,8 @@ def unit(x: Tensor, dim: int = -1) -> Tensor:
 def tangent(g: Tensor, w: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     """The component of g tangent to the sphere at w (appendix B, Pre-Moment Tangent Projection).
 
-    g - w <w, g> / max(<w, w>, eps): what remains is orthogonal to w, and projecting twice changes nothing.
+    g - w <w, g> / max(<w, w>, eps): what remains is orthogonal to w, and projecting twice changes nothing. g and w have one
+    shape; ``eps`` is the paper's eps_proj, which a unit w never meets.
     """
     return project(g, w, _dot(w, g, dim), _dot(w, w, dim), eps)
 
@@ -101,6 +102,8 @@ def angle(w: Tensor, delta: Tensor, dim: int = -1) -> Tensor:
 def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1) -> Tensor:
     """The Angular Step Cap (section 2.3): the candidate w + delta, turned by at most ``max_angle`` radians from w.
 
+    w and delta have one shape; the recipe's cap of 1 degree is ``max_angle=math.radians(1)``.
+
     A candidate within the cap is returned as it is (not normalized: the retraction Norm comes afterwards). Beyond it, the
     point at ``max_angle`` in the same tangent direction, cos(theta_max) w/||w|| + sin(theta_max) u/||u||. Where the tangent
     part is zero there is no direction to keep and the candidate is left alone. A ``max_angle`` of 0 returns w / ||w||.
@@ -121,7 +124,7 @@ def step(h: Tensor, suggestion: Tensor, alpha: float | Tensor, dim: int = -1) ->
 
 
 def slerp(a: Tensor, b: Tensor, t: float | Tensor, dim: int = -1) -> Tensor:
-    """The point at the fraction t of the great-circle arc from a to b, both unit vectors.
+    """The point at the fraction t, from 0 to 1, of the great-circle arc from a to b, both unit vectors.
 
     The arc between antipodes is not unique: one fixed perpendicular direction is taken, so the result is always a point of
     the sphere, with slerp(a, b, 0) = a and slerp(a, b, 1) = b.
@@ -136,5 +139,9 @@ def slerp(a: Tensor, b: Tensor, t: float | Tensor, dim: int = -1) -> Tensor:
 
 
 def random(*shape: int, generator: torch.Generator | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Points drawn uniformly from the sphere of the last dimension: Gaussian, then Norm."""
+    """Points drawn uniformly from the sphere of the last dimension: Gaussian, then Norm.
+
+    >>> random(5, 3).shape  # five points of the sphere in three dimensions
+    torch.Size([5, 3])
+    """
     return unit(torch.randn(*shape, generator=generator, dtype=dtype))

@@ -43,4 +43,5 @@ class Embedding(nn.Module):
         init_rows_(self.weight, self.config)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """The rows of the tokens."""
         return F.embedding(tokens, self.weight)

@@ -51,7 +51,7 @@ def _check_positive(s_z: Tensor, q: float | None) -> None:
 
 
 def backward_scale(s_z: Tensor, q: float | None = 1.0, form: str = "ratio") -> Tensor:
-    """b(s_z), what LGP puts in the place of s_z in the backward pass. ``q=None`` is the ordinary gradient, b = s_z.
+    """b(s_z) [V], what LGP puts in the place of s_z [V] in the backward pass. ``q=None`` is the ordinary gradient, b = s_z.
 
     q = 0 is 1 for every token, q = 1 is s_z / mean(s_z), in both forms. Otherwise only "power" keeps the mean of b at 1.
     The mean must not be 0; s_z starts at 1 and the recipe never brings its mean near 0.
@@ -94,8 +94,10 @@ class _LogitScale(torch.autograd.Function):
 def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "ratio") -> Tensor:
     """z = s_z * u with LGP's backward pass: u receives b(s_z) * dL/dz, s_z receives exactly what autograd gives it.
 
-    u: [..., V] logits before the scale. s_z: [V]. q: LGP's strength, 1 in the paper; None is the ordinary product. form:
-    "ratio" is (s_z/mean(s_z))^q, "power" is s_z^q/mean(s_z^q). A non-integer q wants every s_z > 0 (ValueError).
+    u: [..., V] logits before the scale.
+    s_z: [V], one scale for each token of the vocabulary.
+    q: LGP's strength, 1 in the paper; None is the ordinary product. A non-integer q wants every s_z > 0 (ValueError).
+    form: "ratio" is (s_z/mean(s_z))^q, the paper's; "power" is s_z^q/mean(s_z^q), its alternative.
 
     >>> u = torch.zeros(3, requires_grad=True)
     >>> logit_scale(u, torch.tensor([10.0, 20.0, 30.0])).sum().backward()
@@ -110,7 +112,7 @@ def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "rati
 
 
 def row_norms(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(W_bar, s_z) with W = diag(s_z) W_bar: the unit rows and the norms of an ordinary Transformer's output matrix.
+    """(W_bar [V, d], s_z [V]) with W = diag(s_z) W_bar: unit rows and norms of an ordinary Transformer's output matrix.
 
     The norms are the logit scales of a model that has no s_z (end of section 2.1). LGP for it is
 
@@ -142,28 +144,31 @@ def linear_cross_entropy(
 ) -> Tensor:
     """The cross-entropy of softmax(s_z * (h W^T)) with LGP in its backward pass; [tokens, V] never exists.
 
-    h [..., d], weight [V, d], targets [...] of integers, s_z [V] or None for plain logits h W^T. The same as
-    ``F.cross_entropy(logit_scale(F.linear(h, weight), s_z, q, form), targets)`` in value and gradients.
+    The same as ``F.cross_entropy(logit_scale(F.linear(h, weight), s_z, q, form), targets)`` in value and gradients.
 
-    reduction: "mean" over the targets that are not ``ignore_index``, or "sum". denominator: a number (or 0-d tensor) by
-    which the sum is divided instead, e.g. the global token count of all ranks and micro-batches. If every target is
-    ignored the loss is 0 and so are the gradients (torch's mean would be NaN).
-
+    h: [..., d] hidden states.
+    weight: [V, d] output embedding.
+    targets: [...] token numbers, as many as hidden states.
+    s_z: [V], or None for plain logits h W^T.
+    q, form: LGP's, as in ``logit_scale``. A non-integer q wants every s_z > 0 (ValueError).
+    ignore_index: the target that is left out. If every target is, the loss is 0 and so are the gradients (torch: NaN).
     chunk: tokens at a time. None: max(256, d), which makes a chunk of logits about as large as the gradient of the weight,
-    which exists anyway. Memory above the inputs: that chunk, and the gradients of h, weight and s_z.
+        which exists anyway. Memory above the inputs: that chunk, and the gradients of h, weight and s_z.
+    reduction: "mean" over the targets that count, or "sum".
+    denominator: a number (or 0-d tensor) by which the sum is divided instead, e.g. the token count of all ranks and
+        micro-batches.
+    backend: "chunked" is ours. "torch" is ``F.linear_cross_entropy`` (torch 2.13 on) where it applies: q in (1, None) or no
+        s_z, float32 or float64. It gives the same and needs one more [V, d] for s_z * W and one for its gradient.
 
     Precision: float64 and float32 stay what they are; for bfloat16 and float16 the logits, the loss and the gradient of the
     weight are made in float32. Under autocast h and weight are cast as ``F.linear`` would. The loss is float32 or float64.
 
     A target outside [0, V) is a ValueError on the CPU; on a GPU looking would stall the device and its own assertion stops
-    the program, as in ``F.cross_entropy``. A non-integer q wants every s_z > 0 (ValueError).
+    the program, as in ``F.cross_entropy``.
 
     Gradients are computed in the forward pass (when something needs them). torch.compile takes the whole loss as one
     operation. ``retain_graph`` works; second derivatives raise. Under activation checkpointing it is right, but computed
     twice: leave it outside, it keeps nothing worth recomputing.
-
-    backend: "chunked" is ours. "torch" is ``F.linear_cross_entropy`` (torch 2.13 on) where it applies: q in (1, None) or no
-    s_z, float32 or float64. It gives the same and needs one more [V, d] for s_z * W and one for its gradient.
     """
     _check_lgp(q, form)
     if reduction not in ("mean", "sum"):
@@ -245,6 +250,7 @@ class PositiveScale(Scale):
     """
 
     def forward(self) -> Tensor:
+        """s_eff > 0, the value that the forward pass uses."""
         x = self.weight / self.scale
         return self.init * torch.where(x > 1.0, x, torch.exp(x.clamp_max(1.0) - 1.0))
 

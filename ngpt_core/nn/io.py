@@ -35,8 +35,10 @@ def _move_into_place(temporary: Path, path: Path) -> None:
 
 
 def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> Path:
-    """Write the model into ``folder`` (made if need be) and return it. ``state`` replaces ``model.state_dict()``: the gathered
-    tensors of a model that is sharded."""
+    """Write the model into ``folder`` (made if need be) as model.safetensors and config.json; returns the folder.
+
+    ``state`` replaces ``model.state_dict()``: the gathered tensors of a model that is sharded. Equal models are equal files.
+    """
     model, folder = getattr(model, "_orig_mod", model), Path(folder)  # torch.compile's wrapper names things its own way
     folder.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().cpu().contiguous() for k, v in (model.state_dict() if state is None else state).items()}

@@ -31,14 +31,17 @@ BLOCKS = {"M": Mamba2, "*": Attention, "E": MoE, "-": MLP}
 
 
 class Cache:
-    """What a model remembers of the tokens it has seen: one state a block, room for ``max_len`` tokens, ``length`` filled."""
+    """What a model remembers of the tokens it has seen: one state a block, room for ``max_len`` tokens, ``length`` filled.
+
+    ``LanguageModel.new_cache`` makes one.
+    """
 
     def __init__(self, blocks: list[object], batch: int, max_len: int) -> None:
         self.blocks, self.batch, self.max_len, self.length = blocks, batch, max_len, 0
 
 
 class LanguageModel(nn.Module):
-    """embedding, blocks (a Residual for each letter of ``config.pattern``) and head; GPT has a last norm_weight.
+    """A whole model: embedding, one block for each letter of ``config.pattern``, head. GPT also has a last norm.
 
     >>> import ngpt_core as ng
     >>> model = ng.LanguageModel(ng.preset("pico"))
@@ -60,6 +63,7 @@ class LanguageModel(nn.Module):
         self.head = Head(config)
 
     def reset_parameters(self) -> None:
+        """Of this module alone; ``init_weights`` is for all."""
         if self.norm_weight is not None:
             nn.init.ones_(self.norm_weight)
 
@@ -71,7 +75,7 @@ class LanguageModel(nn.Module):
 
     # ---- forward ---------------------------------------------------------------------------------------------------
     def hidden(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> tuple[Tensor, list[Aux]]:
-        """The state h [B, T, d] that the head reads, and what each router of the model says."""
+        """The state h [B, T, d] that the head reads, and what each router of the model says (``Aux``, one an MoE layer)."""
         self._check(tokens, documents, cache)
         h, aux = self.embedding(tokens), []
         for i, block in enumerate(self.blocks):
@@ -148,7 +152,15 @@ class LanguageModel(nn.Module):
         stop: int | Sequence[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The prompt [B, T] and up to ``max_new_tokens`` more: see ``nn/generate.py``. Temperature 0.0 is greedy."""
+        """The prompt [B, T] and up to ``max_new_tokens`` more, as one tensor of tokens.
+
+        temperature: 1 draws from the distribution that was trained, 0.0 takes the likeliest token.
+        top_k: draw from the k likeliest tokens only; None: from all.
+        top_p: draw from the fewest likeliest tokens whose probabilities reach p; None: from all.
+        use_cache: keep keys, values and states, so that a new token costs one token. False reads everything again: a check.
+        stop: tokens that end a row, which then repeats them; when every row has ended, so does generation.
+        generator: where the draws come from; None: torch's own.
+        """
         new = list(self.stream(tokens, max_new_tokens, temperature, top_k, top_p, use_cache, stop, generator))
         return torch.cat([tokens, *(t[:, None] for t in new)], 1)
 

@@ -66,7 +66,16 @@ def ssd_recurrent(
     initial_state: Tensor | None = None,
     documents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence, one token after another: (y [b, T, H, P], final state [b, H, P, N])."""
+    """The recurrence, one token after another: (y [b, T, H, P], final state [b, H, P, N]).
+
+    x: [b, T, H, P] input, H heads of P channels.
+    dt: [b, T, H] > 0, the length of each step.
+    A: [H] < 0, the rate of forgetting: a token lets the state fade by exp(dt A).
+    B, C: [b, T, G, N], into the state of N columns and out of it, shared by the H / G heads of a group.
+    D: [H], the skip connection, or None.
+    initial_state: [b, H, P, N], or None for zeros; it belongs to the first document.
+    documents: [b, T] ids of packed documents, or None; no state passes from one to the next.
+    """
     _check(x, dt, A, B, C, initial_state, documents)
     wide, r = torch.promote_types(x.dtype, torch.float32), x.shape[2] // B.shape[2]
     xs, dt, A = x.to(wide), dt.to(wide), A.to(wide)
@@ -96,6 +105,7 @@ def ssd_chunked(
 ) -> tuple[Tensor, Tensor]:
     """The same function by chunks of Q = ``chunk`` tokens: matrix products inside a chunk, a short recurrence between them.
 
+    Arguments and results are those of ``ssd_recurrent``; ``chunk`` changes the speed alone.
     The heads of a group share B and C, which are never repeated: a group's heads lie side by side as columns (r P).
     """
     _check(x, dt, A, B, C, initial_state, documents)

@@ -29,11 +29,17 @@ IGNORE = -100  # the target that F.cross_entropy leaves out
 
 @dataclass
 class Batch:
-    tokens: Tensor  # int64 [B, T]
-    targets: Tensor  # int64 [B, T]: the next token, or IGNORE at the end of a document
-    documents: Tensor  # int64 [B, T]: 0, 0, 1, 1, 1, ... within each row
+    """What one step reads, or one rank's share of it."""
+
+    tokens: Tensor
+    """int64 [B, T]."""
+    targets: Tensor
+    """int64 [B, T]: the next token, or IGNORE at the end of a document."""
+    documents: Tensor
+    """int64 [B, T]: 0, 0, 1, 1, 1, ... within each row."""
 
     def to(self, device: torch.device) -> "Batch":
+        """The same batch there."""
         return Batch(*(x.to(device, non_blocking=True) for x in (self.tokens, self.targets, self.documents)))
 
     def split(self, rows: int) -> list["Batch"]:

@@ -17,6 +17,7 @@ __all__ = ["new_folder", "read_json", "sha256", "sync", "write_json"]
 
 
 def sha256(path: Path) -> str:
+    """The checksum of a file, read in blocks."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -25,6 +26,7 @@ def sha256(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict:
+    """The file's contents; a ValueError that names the file where it is not JSON."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

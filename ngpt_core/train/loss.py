@@ -24,6 +24,8 @@ __all__ = ["Evaluation", "bits_per_byte", "evaluate", "evaluate_positions"]
 
 @dataclass
 class Evaluation:
+    """A held-out loss and what it rests on."""
+
     loss: float
     """Mean cross-entropy in nats per token."""
     tokens: int

@@ -45,6 +45,7 @@ class LoggedRun:
 
 
 def read_run(folder: str) -> LoggedRun:
+    """The run in that folder, finished or not."""
     records = read_metrics(folder)
     if not records:
         raise ValueError(f"{folder} has trained no step yet: there is nothing to report.")

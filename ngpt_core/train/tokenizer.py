@@ -23,6 +23,8 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot|>", "[EOS]"
 
 
 class Tokenizer(Protocol):
+    """What the rest asks of a tokenizer: its name, the size of its vocabulary, the token that ends a document, both ways."""
+
     spec: str
     vocab_size: int
     end_of_text: int | None

@@ -24,6 +24,7 @@ __all__ = ["evaluate_run", "evaluation_text", "generate", "open_model"]
 
 
 def pick_device(name: str) -> torch.device:
+    """auto, cpu or cuda as a device; auto is cuda where there is one."""
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"--device must be auto, cpu or cuda; got {name!r}.")
     if name == "cuda" and not torch.cuda.is_available():
@@ -76,6 +77,7 @@ def evaluate_run(
 
 
 def evaluation_text(result: dict, as_json: bool) -> str:
+    """The result of ``evaluate_run`` as ``ngpt eval`` prints it."""
     if as_json:
         return json.dumps(result)
     lines = [

@@ -31,6 +31,8 @@ _PLOTLY_TEXT = {"hovertemplate", "texttemplate"}
 
 @dataclass(frozen=True)
 class Binding:
+    """One leaf of the figure and the slice of an array that fills it."""
+
     path: Path
     key: str
     start: int

@@ -6,7 +6,15 @@ import torch
 
 
 def check(yours: Callable, truth: Callable, *cases: tuple, tolerance: float = 1e-6) -> bool:
-    """Call both with each tuple of arguments and print a verdict: right, not written yet, or where ``yours`` differs."""
+    """Call both with each tuple of arguments and print a verdict: right, not written yet, or where ``yours`` differs.
+
+    yours: the reader's function.
+    truth: the package's.
+    cases: tuples of arguments, one call each.
+    tolerance: how far they may differ, relative to the largest entry of the truth or to 1.
+
+    Returns whether every case was right.
+    """
     for number, case in enumerate(cases, 1):
         name = f"{yours.__name__}, case {number} of {len(cases)}"
         expected = torch.as_tensor(truth(*case), dtype=torch.float64)

@@ -37,6 +37,15 @@ MOST_CELLS = 20_000
 class Explorer:
     """A figure with sliders that works with and without a kernel.
 
+    fn: a pure function of the sliders' values that returns a dict of arrays and numbers, of the same shapes everywhere.
+    params: the name of each parameter of ``fn`` and its ``Slider`` (or just its values).
+    figure: a function from that dict to a plotly figure, which only draws what it is given; or a ready figure, with ``bind``.
+    bind: for a ready figure: {"trace name.attribute": array key}; left out, every key is itself such an address ("y" alone
+        is the first trace's).
+    readout: texts shown under the sliders, as "gap {gap:.2f}°", with single numbers of the function or values of sliders.
+    alt: what the figure shows, in words, for those who do not see it.
+    name: the Explorer's key in the page's address; by default the function's name.
+
     >>> def parabola(a):
     ...     t = np.linspace(-1, 1, 50)
     ...     return {"t": t, "y": a * t**2, "top": a}
@@ -57,13 +66,6 @@ class Explorer:
         alt: str = "",
         name: str = "",
     ):
-        """
-        bind     for a ready figure: {"trace name.attribute": array key}; left out, every key is itself such an address ("y"
-                 alone is the first trace's)
-        readout  texts shown under the sliders, as "gap {gap:.2f}°", with single numbers of the function or values of sliders
-        alt      what the figure shows, in words, for those who do not see it
-        name     the Explorer's key in the page's address; by default the function's name
-        """
         self.fn, self.alt = fn, alt
         self.name = name or getattr(fn, "__name__", "explorer").strip("<>")
         self.params = {key: p if isinstance(p, Slider) else Slider(p) for key, p in params.items()}
@@ -95,14 +97,17 @@ class Explorer:
 
     @property
     def defaults(self) -> dict:
+        """Where the sliders stand at first."""
         return {key: p.default for key, p in self.params.items()}
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """The number of values of each slider."""
         return tuple(len(p.values) for p in self.params.values())
 
     @property
     def cells(self) -> int:
+        """The number of combinations of the sliders' values: the function was called once for each."""
         return prod(self.sizes)
 
     @property

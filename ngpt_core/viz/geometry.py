@@ -96,6 +96,7 @@ ANGLES = np.geomspace(1e-8, 1e-1, 57)
 
 
 def by_acos(w: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    """The angle as the arccosine of a dot product: what one would write first."""
     return torch.acos((sphere.unit(w) * sphere.unit(w + delta)).sum(-1).clamp(-1, 1))
 
 

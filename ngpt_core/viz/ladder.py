@@ -21,6 +21,8 @@ from .theme import COLORS
 
 
 class Losses(NamedTuple):
+    """One pair of the paper's table, in nats per token."""
+
     gpt: float
     ngpt: float
     diff: float
@@ -30,6 +32,8 @@ class Losses(NamedTuple):
 
 
 class Rung(NamedTuple):
+    """One line of the paper's table."""
+
     total: float
     """Billions of parameters: the model's label."""
     active: float
@@ -72,6 +76,8 @@ F_95 = 10.13  # 95% point of F(1, 3): one parameter fixed, 6 points - 3 paramete
 
 
 class Fit(NamedTuple):
+    """loss = E + A x^(-p), and how well it fits."""
+
     E: float
     A: float
     p: float

@@ -71,6 +71,7 @@ class Slider:
 
     @property
     def index(self) -> int:
+        """The default's place among the values."""
         return self.values.index(self.default)
 
 

@@ -8,14 +8,14 @@ reStructuredText. Before it sees a docstring,
 2. an indented block becomes a literal one;
 3. lines that begin with the name of an argument become a list of arguments;
 
-and a dataclass is shown without a signature: its fields stand below it with types, defaults and texts of their own. The
+and a large dataclass is shown without a signature: its fields stand below it with types, defaults and texts of their own. The
 directive ``ngpt-commands`` lists the commands of the shell and their flags, from the very parsers that read them.
 """
 
 import argparse
 import inspect
 import re
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -124,8 +124,8 @@ def process_docstring(app: Sphinx, what: str, name: str, thing: object, options,
 
 
 def process_signature(app: Sphinx, what: str, name: str, thing: object, options, signature, returns):
-    """None for a dataclass: its fields follow."""
-    if what == "class" and is_dataclass(thing):
+    """None for a large dataclass: its fields follow."""
+    if what == "class" and is_dataclass(thing) and len(fields(thing)) > 8:
         return "", None
     return signature, returns
 

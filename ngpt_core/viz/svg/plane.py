@@ -9,6 +9,8 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
 
 class Plane:
+    """A pair of axes and the traces on them."""
+
     def __init__(self, traces: list[dict], layout: dict, box: Box):
         self.traces, self.layout, self.box = traces, layout, box
         self.axes: dict[str, Axis] = {}

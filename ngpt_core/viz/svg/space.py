@@ -15,6 +15,8 @@ CELLS = 16  # of a surface along each side: a still picture needs no more
 
 
 class Space:
+    """A three-dimensional scene, seen from its camera."""
+
     def __init__(self, traces: list[dict], scene: dict, box: Box):
         self.traces, self.scene, self.box = traces, scene, box
         clouds = [np.stack([c.reshape(-1) for c in np.broadcast_arrays(*self._xyz(t))]) for t in traces]
