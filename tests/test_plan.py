@@ -83,7 +83,8 @@ def test_the_command_on_the_page_is_one_that_the_trainer_takes():
     from ngpt_core.cli import _parser
 
     page, _ = plan_for({"expert_parallel": 8, "replicas": 2}, {"preset": "14B"}, 64, "h100-80gb", 0.35)
-    command = page.split("-m ngpt_core ")[1]
+    assert max(map(len, page.splitlines())) < 100
+    command = page.split("-m ngpt_core ")[1].replace("\\\n", " ")
     args = _parser("train").parse_args(command.split())
     assert args.preset == "14B" and args.expert_parallel == 8 and args.replicas == 2 and args.resume
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from textwrap import wrap
 
 import torch
 
@@ -24,6 +25,7 @@ from .config import TrainConfig, model_config, run_defaults, total_steps
 __all__ = ["GPUS", "Memory", "flops_per_token", "memory", "plan", "plan_for", "state_bytes"]
 
 GIB = 2**30
+WIDTH = 84  # columns of the page
 RESERVE = 5 * GIB  # the driver's context, NCCL's buffers, fragments: what a run cannot have
 
 
@@ -270,8 +272,8 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         f"{_big(count.active, 3)} active per token (without the input embedding)",
         f"{steps:,} steps x {config.batch_size} sequences x {config.seq_len} tokens = {_big(tokens, 1)} tokens",
         f"{flops / 1e9:,.2f} GFLOPs per token (forward and backward), {tokens * flops:.2e} in all",
-        f"about {_time(seconds)} on {gpus} x {gpu} in {there.precision} ({peak / 1e12:,.4g} TFLOP/s each) at an assumed MFU of "
-        f"{mfu:.0%}: {gpus * peak * mfu / flops:,.0f} tokens/s (measure yours: metrics.jsonl has it)",
+        f"about {_time(seconds)} on {gpus} x {gpu} in {there.precision} ({peak / 1e12:,.4g} TFLOP/s each)",
+        f"  at an assumed MFU of {mfu:.0%}: {gpus * peak * mfu / flops:,.0f} tokens/s (measure yours: metrics.jsonl has it)",
         "",
         f"memory per rank, GiB (room: {room / GIB:.1f} of {card.memory / GIB:.0f})",
     ]
@@ -312,26 +314,39 @@ def _rates(model: ModelConfig) -> list[str]:
     kinds: dict[tuple, set[str]] = {}
     for row in recipe.table(net):
         kinds.setdefault((row["lr"], row["warmup"]), set()).add(".".join(row["name"].split(".")[-2:]).removesuffix(".weight"))
-    return [
-        f"  {lr:<10.3g}{f'warmup {warmup:.0%}' if warmup else '':<13}{', '.join(sorted(names))}"
-        for (lr, warmup), names in sorted(kinds.items(), key=lambda item: -item[0][0])
-    ]
+    lines = []
+    for (lr, warmup), names in sorted(kinds.items(), key=lambda item: -item[0][0]):
+        start = f"  {lr:<10.3g}{f'warmup {warmup:.0%}' if warmup else '':<13}"
+        lines += wrap(", ".join(sorted(names)), WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+    return lines
 
 
 def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, steps: int) -> list[str]:
     nodes, local = -(-gpus // card.per_node), min(gpus, card.per_node)
-    flags = [f"--preset {model.name or 'pico'}", "" if model.normalized else "--baseline", f"--steps {steps}"]
+    flags = ["" if model.normalized else "--baseline", f"--steps {steps}"]
     flags += [f"--batch-size {config.batch_size}", f"--seq-len {config.seq_len}"]
     for name in ("micro_batch", "replicas", "expert_parallel", "activation_checkpointing", "precision"):
         if getattr(config, name) != getattr(TrainConfig(), name):
             flags.append(f"--{name.replace('_', '-')} {getattr(config, name)}")
-    train = " ".join(["-m ngpt_core train", *filter(None, flags), "--data DIR --out RUN --resume"])
+    train = [f"-m ngpt_core train --preset {model.name or 'pico'}", *filter(None, flags), "--data DIR --out RUN --resume"]
     if nodes == 1:
-        return [f"  torchrun --standalone --nproc-per-node {local} {train}"]
+        return _shell(["torchrun --standalone", f"--nproc-per-node {local}", *train])
+    meeting = ["--rdzv-backend c10d", "--rdzv-id $SLURM_JOB_ID", "--rdzv-endpoint $head:29500"]
     return [
         "  #!/bin/bash",
         f"  #SBATCH --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={local} --signal=TERM@120 --requeue",
         '  head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        f"  srun torchrun --nnodes {nodes} --nproc-per-node {local} --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID \\",
-        f"    --rdzv-endpoint $head:29500 {train}",
+        *_shell([f"srun torchrun --nnodes {nodes} --nproc-per-node {local}", *meeting, *train]),
     ]
+
+
+def _shell(words: list[str]) -> list[str]:
+    """A command in lines that a shell reads as one; a flag stays with its value."""
+    lines = ["  " + words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) + 2 > WIDTH:
+            lines[-1] += " \\"
+            lines.append("    " + word)
+        else:
+            lines[-1] += " " + word
+    return lines
