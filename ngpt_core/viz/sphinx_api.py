@@ -131,18 +131,22 @@ def process_signature(app: Sphinx, what: str, name: str, thing: object, options,
 
 
 # ---- the shell -------------------------------------------------------------------------------------------------------
-def commands() -> list[tuple[str, argparse.ArgumentParser]]:
-    """(what is typed, parser) of every command, those of ``ngpt data`` too. The flags that are fields of a config are left to
-    the configs."""
+def commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
+    """(what is typed, what it does, its parser) of every command. Flags that are fields of a config are left to the configs."""
     from ..cli import _parser
 
-    def walk(name: str, parser: argparse.ArgumentParser) -> list:
+    def walk(name: str, about: str, parser: argparse.ArgumentParser) -> list:
         children = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
         if not children:
-            return [(name, parser)]
-        return [found for child in children for key, sub in child.choices.items() for found in walk(f"{name} {key}", sub)]
+            return [(name, parser.description or about, parser)]
+        found = []
+        for child in children:
+            helps = {action.dest: action.help or "" for action in child._choices_actions}
+            for key, sub in child.choices.items():
+                found += walk(f"{name} {key}", helps[key], sub)
+        return found
 
-    return walk("ngpt", _parser(""))
+    return walk("ngpt", "", _parser(""))
 
 
 class Commands(SphinxDirective):
@@ -150,8 +154,7 @@ class Commands(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         listing = nodes.definition_list(classes=["ngpt-commands"])
-        for name, parser in commands():
-            text = parser.description or ""
+        for name, text, parser in commands():
             body = nodes.definition("", nodes.paragraph("", text[:1].upper() + text[1:].removesuffix(".") + "."))
             flags = nodes.definition_list(classes=["simple"])
             for action in parser._actions:

@@ -1,0 +1,136 @@
+"""Does the book's appendix say something about every public name, every field and every acronym?"""
+
+import importlib
+import inspect
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from sphinx.pycode import ModuleAnalyzer
+
+import ngpt_core as ng
+from ngpt_core.viz.sphinx_api import commands, escaped, restructured
+
+ROOT = Path(__file__).parent.parent
+API = (ROOT / "book" / "api.md").read_text()
+GLOSSARY = (ROOT / "book" / "glossary.md").read_text()
+
+# (kind, dotted name, the text under it) of every entry of the reference
+ENTRIES = re.findall(r"^\.\. (autoclass|autofunction|py:data):: ([\w.]+)\n(.*?)(?=^\.\. |^```)", API, re.M | re.S)
+NAMES = [name for _, name, _ in ENTRIES]
+MODULES = {"sphere", "recipe", "viz", "hf"}  # public names that are modules: their own public names are entries
+NOT_IN_THE_BOOK = {"COLORS", "DIVERGING", "SEQUENTIAL", "TEMPLATE"}  # colours
+
+
+def resolve(name: str) -> object:
+    """The object of a dotted name, through ngpt_core's lazy names or a submodule."""
+    parts = name.split(".")
+    for n in range(len(parts), 0, -1):
+        try:
+            thing = importlib.import_module(".".join(parts[:n]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[n:]:
+            thing = getattr(thing, part)
+        return thing
+    raise AssertionError(f"{name} does not exist")
+
+
+# ---- the reference ---------------------------------------------------------------------------------------------------
+def test_every_public_name_has_an_entry():
+    public = {f"ngpt_core.{name}" for name in ng._WHERE if name not in MODULES}
+    for module in MODULES:
+        own = set(getattr(ng, module).__all__) - NOT_IN_THE_BOOK
+        public |= {f"ngpt_core.{module}.{name}" for name in own}
+        assert f".. py:module:: ngpt_core.{module}\n" in API
+    assert sorted(public - set(NAMES)) == []
+    assert len(NAMES) == len(set(NAMES))
+
+
+@pytest.mark.parametrize("kind, name, text", ENTRIES, ids=NAMES)
+def test_an_entry_has_a_docstring_and_leads_to_its_chapter(kind, name, text):
+    thing = resolve(name)
+    if kind != "py:data":
+        assert inspect.isclass(thing) == (kind == "autoclass")
+        doc = inspect.getdoc(thing) or ""
+        assert len(doc) > 20 and not doc.startswith(f"{thing.__name__}("), f"{name} has no docstring of its own"
+        assert thing.__doc__, "inherited"
+    field = re.search(r":In the book:(.*)", text, re.S)
+    assert field and ":doc:`" in field[1], f"{name} names no chapter"
+    if members := re.search(r":members: (.+)", text):
+        for member in members[1].split(", "):
+            assert hasattr(thing, member) or member in thing.__annotations__, f"{name} has no {member}"
+
+
+DATACLASSES = {name: text for _, name, text in ENTRIES if is_dataclass(resolve(name))}
+
+
+@pytest.mark.parametrize("name", DATACLASSES)
+def test_every_field_of_a_dataclass_is_described(name):
+    cls, text = resolve(name), DATACLASSES[name]
+    under = ModuleAnalyzer.for_module(cls.__module__).find_attr_docs()
+    for field in fields(cls):
+        said = (cls.__name__, field.name) in under or f"``{field.name}``" in cls.__doc__ + text
+        assert said, f"{name}.{field.name}: a reader finds no word on it"
+
+
+def test_every_command_and_flag_is_explained():
+    wanted = ("train", "eval", "generate", "data pack", "data check", "plan", "report", "demo", "selftest")
+    assert sorted(name for name, _, _ in commands()) == sorted(f"ngpt {name}" for name in wanted)
+    for name, about, parser in commands():
+        assert about and all(action.help for action in parser._actions), name
+
+
+def test_docstrings_become_clean_markup():
+    assert escaped("|g| and b_ of *every* row, *cases, ``|x|_``") == r"\|g\| and b\_ of *every* row, \*cases, ``|x|_``"
+    lines = ["Says.", "", "a, b: first", "    and more", "*rest: others", "", "x: not an argument", "", "    block | here"]
+    assert restructured(lines, {"a", "b", "rest"}) == [
+        "Says.",
+        "",
+        ":Arguments:",
+        "    - **a, b**: first",
+        "      and more",
+        r"    - **\*rest**: others",
+        "",
+        "x: not an argument",
+        "",
+        "::",
+        "",
+        "    block | here",
+        "",
+    ]
+
+
+# ---- the glossary ----------------------------------------------------------------------------------------------------
+ACRONYMS = """LGP ASC PMEN SMGC AUC WSD SSM MoE MLP GPT nGPT AdamW GatedAdamW GatedAdam GELU SwiGLU SiLU RMSNorm LayerNorm
+    QKNorm SPAM FLOPs""".split()  # of the paper
+CARDS = re.findall(r"((?:^\S.*\n)+)((?:^  .*\n)+)", GLOSSARY[GLOSSARY.index(":sorted:") + len(":sorted:\n") :], re.M)
+TERMS = [term for terms, _ in CARDS for term in terms.splitlines()]
+
+
+def test_the_papers_acronyms_are_terms():
+    assert len(TERMS) > 60 and len(TERMS) == len(set(TERMS))
+    assert [word for word in ACRONYMS if word not in TERMS] == []
+
+
+@pytest.mark.parametrize("terms, text", CARDS, ids=[terms.split("\n")[0] for terms, _ in CARDS])
+def test_a_term_takes_two_sentences_and_names_its_chapter(terms, text):
+    links = re.findall(r"\]\((\w+)\)", text)
+    assert links and all((ROOT / "book" / f"{page}.ipynb").exists() for page in links)
+    plain = re.sub(r"\[([^\]]*)\]\(\w+\)", r"\1", text).strip()
+    assert len(re.findall(r"[.?!](?= [A-Z{$*]|$)", plain)) <= 2 and plain.endswith(".")
+
+
+# ---- the contents ----------------------------------------------------------------------------------------------------
+def test_chapters_are_numbered_and_the_appendix_is_not():
+    chapters, appendix = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())["parts"]
+    files = [entry["file"] for entry in chapters["chapters"]]
+    assert chapters["numbered"] and [int(f[:2]) for f in files] == list(range(1, 13))
+    assert "numbered" not in appendix
+    assert [entry["file"] for entry in appendix["chapters"]] == ["notation", "api", "glossary", "references", "changelog"]
+
+
+def test_the_changelog_has_one_source():
+    assert (ROOT / "book" / "changelog.md").read_text().strip() == "```{include} ../CHANGELOG.md\n```"
