@@ -4,6 +4,7 @@ Each pair of functions is what an Explorer asks for: one computes arrays with ng
 """
 
 import math
+from functools import cache
 
 import numpy as np
 import plotly.graph_objects as go
@@ -171,18 +172,23 @@ def dot_density(c: np.ndarray, d: int) -> np.ndarray:
 COSINES, MATCH, BINS = np.linspace(-0.999, 0.999, 401), np.linspace(0, 1, 201), np.linspace(-1, 1, 41)
 
 
+@cache
+def dot_histogram(d: int) -> np.ndarray:
+    """The same density from 8000 random unit vectors and a fixed one: counted once for each d, whatever the logit scale."""
+    drawn = sphere.random(8000, d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)[:, 0]
+    return np.histogram(drawn.numpy(), bins=BINS, density=True)[0]
+
+
 def dot_products(d: int, s: float, vocabulary: int = 131_072) -> dict:
     """Random anchors seen from one hidden state in R^d, and how sure a softmax over them can be at the logit scale s."""
     density = dot_density(COSINES, d)
-    drawn = sphere.random(8000, d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)[:, 0]
-    bars = np.histogram(drawn.numpy(), bins=BINS, density=True)[0]
     fine = np.sin(np.linspace(-np.pi / 2, np.pi / 2, 4001)[1:-1])  # dense at both ends, where small d has its mass
     weight = np.gradient(fine) * dot_density(fine, d)
     others = (vocabulary - 1) * np.sum(np.exp(s * (fine - 1)) * weight) / np.sum(weight)
     own = np.exp(s * (MATCH - 1))
     return {
         "density": density / density.max(),
-        "histogram": bars / density.max(),
+        "histogram": dot_histogram(d) / density.max(),
         "probability": own / (own + others),
         "spread": 1 / math.sqrt(d),
         "best": 1 / (1 + others),
