@@ -346,6 +346,18 @@ def test_the_cap_leaves_a_step_straight_through_the_origin_alone(dtype):
     torch.testing.assert_close(p.detach(), -torch.eye(3, dtype=dtype))
 
 
+@pytest.mark.parametrize("fused", [None, False])
+def test_a_vector_that_became_zero_stays_where_it_is(fused):
+    p = parameter(3, 8, dtype=torch.float32)
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1, pmen=ng.PMEN(), cap=0.1, weight_decay=0.1, fused=fused)
+    p.data[1] = 0
+    for _ in range(3):
+        p.grad = torch.randn(3, 8)
+        optimizer.step()
+    assert not p.detach()[1].any()
+    torch.testing.assert_close(p.detach()[::2].norm(dim=-1), torch.ones(2))
+
+
 def test_a_candidate_that_is_exactly_zero_leaves_the_vector_where_it_was():
     p = torch.nn.Parameter(torch.eye(3, dtype=F64))
     optimizer = ng.GatedAdamW([p], lr=1.0, unit_dim=-1, weight_decay=1.0)
@@ -506,11 +518,22 @@ def test_skip_leaves_the_step_out_and_counts_it():
     assert torch.equal(a, c) and torch.equal(b, d) and int(optimizer.state[a]["step"]) == 4
 
 
-def test_off_lets_it_through():
-    a, b, optimizer = pair(nonfinite="off")
-    give(a, b, 0, math.nan)
-    optimizer.step()
-    assert b.detach()[3].isnan() and b.detach()[:3].isfinite().all()
+@pytest.mark.parametrize("a", [0.3, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("path", [dict(fused=True), dict(fused=False), dict(foreach=True), dict(capturable=True)], ids=str)
+@pytest.mark.parametrize("smgc", [None, ng.SMGC(start=0)], ids=["", "clipped"])
+def test_off_lets_nan_through_to_its_coordinate_or_its_whole_vector_and_no_further(a, path, smgc):
+    """Every path shows the damage instead of hiding it as a zero; what does not share a vector with it goes on."""
+    rows, free = parameter(3, 8, dtype=torch.float32), parameter(5, dtype=torch.float32)
+    groups = [dict(params=[rows], unit_dim=-1, pmen=ng.PMEN(), cap=0.1), dict(params=[free])]
+    optimizer = ng.GatedAdamW(groups, lr=0.1, a=a, smgc=smgc, nonfinite="off", **path)
+    for bad in (None, math.nan, None):
+        rows.grad, free.grad = torch.randn(3, 8), torch.randn(5)
+        if bad is not None:
+            rows.grad[1, 2] = free.grad[3] = bad
+        optimizer.step()
+    assert rows.detach().isnan().all(dim=-1).tolist() == [False, True, False] and rows.detach()[::2].isfinite().all()
+    assert free.detach().isnan().tolist() == [False, False, False, True, False]
+    assert optimizer.skipped == 0 and int(optimizer.state[rows]["step"]) == 3
 
 
 @pytest.mark.parametrize("capturable", [False, True])

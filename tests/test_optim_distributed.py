@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import ngpt_core as ng
-from ngpt_core.optim import Diagnostics
+from ngpt_core.optim import Diagnostics, paths
 
 STEPS = 15
 
@@ -101,6 +101,11 @@ def scene_layouts(mesh, layouts):
     result = {}
     for path, dtype, kwargs in PATHS if layouts is LAYOUTS else PATHS[:3]:
         result[path] = train(layouts, dtype, place, **kwargs)[0]
+    usual = paths._LEAST
+    paths._LEAST = 10  # coordinates: one vector or two at a time, and each rank must cut where the others do
+    for path, dtype, kwargs in (PATHS[0], PATHS[3]):
+        result[f"{path}, in pieces"] = train(layouts, dtype, place, **kwargs)[0]
+    paths._LEAST = usual
     return result
 
 
@@ -329,6 +334,15 @@ def test_hsdp_and_other_grids_of_four_ranks_train_as_one(four, path, dtype, kwar
     for rank in scene(four, "layouts"):
         for name, expected in alone.items():
             close(rank[path][name], expected, 1e-6 if dtype == torch.float32 else 1e-12, name)
+
+
+@pytest.mark.parametrize("path, dtype, kwargs", [PATHS[0], PATHS[3]], ids=["float64", "float32, stacked"])
+def test_ranks_that_go_piece_by_piece_train_as_one_that_does_not(two, four, path, dtype, kwargs):
+    for ranks, layouts in ((two, LAYOUTS), (four, GRID)):
+        alone, _ = train(layouts, dtype, here, **kwargs)
+        for rank in scene(ranks, "layouts"):
+            for name, expected in alone.items():
+                close(rank[f"{path}, in pieces"][name], expected, 1e-6 if dtype == torch.float32 else 1e-12, name)
 
 
 def test_the_noise_moved_something():

@@ -161,9 +161,9 @@ def update(
     if seen is not None:
         phi = torch.atan2(length, along)
         seen |= {"psi": psi, "capped": over, "angle": phi if rule.cap is None else torch.where(over, rule.cap, phi)}
-    # Norm, the retraction. A vector that did not move keeps its bits: normalizing again would change the last ones. A
-    # candidate that is exactly zero has no direction, and the vector stays where it was.
-    return torch.where((moved > 0) & (norm > 0), new / norm, w), m, v
+    # Norm, the retraction. A vector that did not move keeps its bits: normalizing again would change the last ones. A zero
+    # vector has no sphere, a zero candidate no direction: both stay where they are. (nan equals nothing, and goes on.)
+    return torch.where((moved == 0) | (ww == 0) | (norm == 0), w, new / norm), m, v
 
 
 def run(steps: Update) -> tuple[Tensor, Tensor, Tensor]:

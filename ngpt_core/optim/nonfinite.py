@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import sharding
+from .fused import finite
 
 POLICIES = ("raise", "skip", "off")
 
@@ -54,12 +55,14 @@ class Watch:
         devices = {g.device for g in grads}
         device = next(iter(devices))
         if self.defer or (self.defer is None and len(devices) == 1 and device.type != "cpu"):
-            bad = torch.stack([~g.isfinite().all() for g in grads]).to(torch.float32)
+            # the largest magnitude is nan or inf exactly if some coordinate is, and no second tensor is made to find it
+            whole = [g if g.numel() else g.new_zeros(1) for g in grads]
+            bad = torch.stack([~x.isfinite() for x in torch._foreach_norm(whole, math.inf)]).to(torch.float32)
             bad, anywhere = sharding.agree(bad, params)
             if not capturing():
                 self._pending = self._send(torch.cat([bad, anywhere.reshape(1)]), names, steps)
             return anywhere == 0
-        bad = torch.tensor([float(not _finite(g)) for g in grads], device=device)
+        bad = torch.tensor([float(not finite(g)) for g in grads], device=device)
         bad, anywhere = sharding.agree(bad, params)
         if anywhere == 0:
             return True
@@ -114,9 +117,3 @@ class Watch:
 def capturing() -> bool:
     """Whether what is launched now goes into a CUDA graph instead of being done."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def _finite(g: Tensor) -> bool:
-    # One fast pass: nan or inf anywhere makes the sum nan or inf. Only a suspicious sum (it may also have overflowed) is
-    # looked at closely, which takes twenty times as long.
-    return math.isfinite(g.sum().item()) or bool(g.isfinite().all())

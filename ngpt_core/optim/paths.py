@@ -1,11 +1,15 @@
 """Which way does each tensor of a group take through a step? One-pass kernel, plain, stacked, or split across ranks.
 
 All four are the same mathematics. ``fused`` holds the kernels; the other three run ``algorithm.update``: on one tensor, on a
-stack of tensors of one shape (``foreach``), or on tensors whose vectors are split, in step with each other.
+stack of tensors of one shape (``foreach``), or on tensors whose vectors are split, in step with each other. Large tensors go
+through it in pieces of whole vectors, so that the memory of a step stays below one parameter tensor's worth.
 """
 
+import math
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -30,6 +34,12 @@ class Slot:
     v: Tensor | None = None
     step: Tensor | None = None  # the counter in the state
     t: int | Tensor = 0  # this step, counted from 1: a number, or the counter itself where it lives on the device
+    region: tuple[slice, ...] | None = None  # of the local piece, where w, g, m, v are a part of it
+
+    def cut(self, region: tuple[slice, ...]) -> "Slot":
+        """A part of it, sharing its memory."""
+        parts = {name: getattr(self, name)[region] for name in ("w", "g", "m", "v")}
+        return replace(self, region=region, **parts)
 
 
 def rule_of(group: dict, p: Tensor) -> Rule:
@@ -46,59 +56,108 @@ def rule_of(group: dict, p: Tensor) -> Rule:
 
 def step_group(number: int, group: dict, slots: list[Slot], mask: Tensor | None, probe: Diagnostics | None) -> None:
     """One step of one group, in place. ``mask``: a bool on the device; where it is False, nothing changes."""
-    fast, plain = [], []
+    fast, plain = [], defaultdict(list)
     for slot in slots:
-        kernel = group["fused"] is not False and _why_not_fused(group, slot, mask, probe) is None
-        (fast if kernel else plain).append(slot)
+        if group["fused"] is not False and _why_not_fused(group, slot, mask, probe) is None:
+            fast.append(slot)
+        else:  # by the ranks over which its vectors are split
+            plain[() if group["unit_dim"] is None else sharding.split_groups(slot.p, group["unit_dim"])].append(slot)
     _step_fused(group, fast, mask)
-
-    split = defaultdict(list)
-    for bucket in _buckets(group, plain):
-        over = () if group["unit_dim"] is None else sharding.split_groups(bucket[0].p, group["unit_dim"])
-        if over:
-            split[over].append(bucket)
-        else:
-            seen = None if probe is None else {}
-            _finish(number, group, bucket, run(_update(group, bucket, seen)), mask, probe, seen)
-    for over, buckets in split.items():
-        seens = [None if probe is None else {} for _ in buckets]
-        results = sharding.run_split([_update(group, bucket, seen) for bucket, seen in zip(buckets, seens)], over)
-        for bucket, result, seen in zip(buckets, results, seens):
-            _finish(number, group, bucket, result, mask, probe, seen)
+    for over, members in plain.items():
+        for batch in _batches(group, members, together=bool(over)):
+            seens = [None if probe is None else {} for _ in batch]
+            updates = [_update(group, bucket, seen) for bucket, seen in zip(batch, seens)]
+            results = sharding.run_split(updates, over) if over else map(run, updates)
+            for bucket, result, seen in zip(batch, results, seens):
+                _finish(number, group, bucket, result, mask, probe, seen)
 
 
-def _buckets(group: dict, slots: list[Slot]) -> list[list[Slot]]:
-    """What is updated together: one tensor, or (``foreach``) all of one shape that stand at the same step."""
-    buckets = defaultdict(list)
+# ---- the readable path, a little at a time -------------------------------------------------------------------------------
+
+_SHARE = 1 / 32  # of the group's largest tensor: ``update`` makes some two dozen temporaries of what it is given
+_LEAST, _ELSEWHERE = 1 << 14, 1 << 20  # coordinates, on the CPU and elsewhere: below, calls cost more than their work
+
+
+def _batches(group: dict, slots: list[Slot], together: bool) -> Iterator[list[list[Slot]]]:
+    """What is updated at the same time: batches of buckets, a bucket being one piece of a tensor or a stack of pieces.
+
+    A batch holds about ``budget`` coordinates, so that its temporaries need less memory than one parameter tensor does. If
+    not ``together``, it is one bucket. Sizes are counted in whole vectors, which all ranks that share them count alike.
+    """
+    dim = group["unit_dim"]
+
+    def extent(slot: Slot) -> list[int]:
+        return [slot.p.shape[i] if dim is not None and i == dim % slot.p.ndim else n for i, n in enumerate(slot.w.shape)]
+
+    least = _LEAST if slots[0].w.device.type == "cpu" else _ELSEWHERE
+    budget = max(least, int(_SHARE * max(math.prod(extent(slot)) for slot in slots)))
+    buckets: dict[object, list[list[Slot]]] = defaultdict(list)
     for slot in slots:
-        w, stack = slot.w, group["foreach"]
-        if stack is None:
-            stack = w.device.type != "cpu" and w.numel() <= _SMALL
-        t = None if isinstance(slot.t, Tensor) else slot.t
-        alike = (w.shape, slot.p.shape, w.dtype, w.device, slot.g.dtype, t, sharding.shard_groups(slot.p))
-        buckets[alike if stack else id(slot)].append(slot)
-    return list(buckets.values())
+        for region in regions(extent(slot), dim, budget):
+            piece = slot if region is None else slot.cut(region)
+            w, stack = piece.w, group["foreach"]
+            if stack is None:
+                stack = w.device.type != "cpu" and slot.w.numel() <= _SMALL
+            t = None if isinstance(slot.t, Tensor) else slot.t
+            alike = (w.shape, slot.p.shape, w.dtype, w.device, slot.g.dtype, t, sharding.shard_groups(slot.p))
+            stacks = buckets[alike if stack else id(piece)]
+            if not stacks or (len(stacks[-1]) + 1) * math.prod(extent(piece)) > budget:
+                stacks.append([])
+            stacks[-1].append(piece)
+
+    batch, size = [], 0
+    for bucket in (bucket for stacks in buckets.values() for bucket in stacks):
+        more = len(bucket) * math.prod(extent(bucket[0]))
+        if batch and (not together or size + more > budget):
+            yield batch
+            batch, size = [], 0
+        batch.append(bucket)
+        size += more
+    yield batch
+
+
+def regions(shape: Sequence[int], dim: int | None, most: int) -> Iterator[tuple[slice, ...] | None]:
+    """Boxes of about ``most`` coordinates that fill a tensor of this shape; None if it is small enough as a whole.
+
+    Never cut along ``dim``: a vector stays whole, however long it is. Cut after multiples of 64 coordinates, if that is not
+    too many: there a processor's vector instructions begin anew in the whole tensor too, and every bit comes out the same.
+    """
+    size = math.prod(shape)
+    if size <= most:
+        yield None
+        return
+    starts = []
+    for i, n in enumerate(shape):
+        inner, step = size // n, n
+        if size > most and (dim is None or i != dim % len(shape)):
+            step, even = max(1, most // inner), 64 // math.gcd(64, inner)
+            step -= step % even if step > even else 0
+        starts.append([slice(j, j + step) for j in range(0, n, step)])
+        size = inner * step
+    yield from product(*starts)
 
 
 def _update(group: dict, bucket: list[Slot], seen: dict | None) -> Update:
-    """``algorithm.update`` for a bucket: a stack of tensors is one tensor with one more dimension in front."""
+    """``algorithm.update`` for a bucket, vectors last; a stack of tensors is one tensor with one more dimension in front."""
     rule, first, many = rule_of(group, bucket[0].p), bucket[0], len(bucket) > 1
+    axis = rule.dim
+    rule = rule if axis is None else replace(rule, dim=-1)
 
     def stack(tensors: list[Tensor]) -> Tensor:
-        return (torch.stack(tensors) if many else tensors[0]).to(first.m.dtype)
+        rows = tensors if axis is None else [x.contiguous().movedim(axis, -1) for x in tensors]
+        return torch.stack(rows) if many else rows[0].contiguous()
 
     column = (-1, *(1,) * first.p.ndim)
     t, key, index = first.t, 0, None
     if many and isinstance(t, Tensor):
         t = torch.stack([slot.t for slot in bucket]).reshape(column)
     if rule.pmen is not None:
-        places = [sharding.global_index(slot.p) for slot in bucket]
-        index = torch.stack(places) if many else places[0]
+        places = [sharding.global_index(slot.p, slot.region) for slot in bucket]
+        index = stack(places)
         keys = [pmen_key(rule.pmen.seed, slot.name) for slot in bucket]
         # filled on the device: a copy from the host would make it wait, and cannot be captured
         key = torch.stack([index.new_full((), k) for k in keys]).reshape(column) if many else keys[0]
-    g = stack([slot.g for slot in bucket])
-    w, m, v = (stack([getattr(slot, x) for slot in bucket]) for x in ("w", "m", "v"))
+    w, g, m, v = (stack([getattr(slot, x) for slot in bucket]).to(first.m.dtype) for x in ("w", "g", "m", "v"))
     return update(w, -g if group["maximize"] else g, m, v, t, rule, key, index, seen)
 
 
@@ -112,12 +171,14 @@ def _finish(
     seen: dict | None,
 ) -> None:
     """Write the new values into the parameter and the state, and what was seen into the diagnostics."""
+    rule = rule_of(group, bucket[0].p)
     for kept, new in zip(("w", "m", "v"), result):
+        new = new if rule.dim is None else new.movedim(-1, rule.dim)
         for slot, value in zip(bucket, new.unbind() if len(bucket) > 1 else [new]):
             old = getattr(slot, kept)
             old.copy_(value if mask is None else torch.where(mask, value.to(old.dtype), old))
     if probe is not None:
-        probe.add(number, group, rule_of(group, bucket[0].p), bucket[0].t, [slot.p for slot in bucket], seen)
+        probe.add(number, group, rule, bucket[0].t, [slot.p for slot in bucket], seen)
 
 
 # ---- the one-pass kernels --------------------------------------------------------------------------------------------------

@@ -69,12 +69,13 @@ def offsets(p: Tensor) -> tuple[int, ...]:
     return tuple(compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)[1])
 
 
-def global_index(p: Tensor) -> Tensor:
-    """int64, shaped as the local piece: the row-major position of each of its coordinates in the full tensor."""
+def global_index(p: Tensor, region: tuple[slice, ...] | None = None) -> Tensor:
+    """int64, shaped as the local piece (or a region of it): each coordinate's row-major position in the full tensor."""
     piece, start = local(p), offsets(p)
     index, stride = torch.zeros((), dtype=torch.int64, device=piece.device), 1
     for dim in reversed(range(p.ndim)):
-        at = torch.arange(piece.shape[dim], device=piece.device) + start[dim]
+        first, last, _ = (slice(None) if region is None else region[dim]).indices(piece.shape[dim])
+        at = torch.arange(first, last, device=piece.device) + start[dim]
         index = index + (at * stride).reshape(-1, *(1,) * (p.ndim - 1 - dim))
         stride *= p.shape[dim]
     return index
