@@ -47,7 +47,7 @@ def attention_weights_figure(v: dict) -> go.Figure:
     place = np.arange(KEYS)
     figure.add_bar(x=place, y=v["weights"], marker_color=[COLORS["blue"]] + [COLORS["grey"]] * (KEYS - 1), showlegend=False)
     figure.add_scatter(x=[-0.5, KEYS - 0.5], y=[1 / KEYS] * 2, name="all equal", **_line("magenta", "dash"))
-    figure.update_xaxes(title="key: the matching one, then the others by weight", range=[-1, KEYS])
+    figure.update_xaxes(title="keys: the match, then the others by weight", range=[-1, KEYS])
     figure.update_yaxes(title="attention weight", type="log", range=[-4, 0.05], exponentformat="power", dtick=1)
     return figure
 
@@ -154,6 +154,6 @@ def walk_figure(pattern: str, walks: dict[str, dict]) -> go.Figure:
     names = [f"{i + 1} {letter}" for i, letter in enumerate(pattern)]
     for (name, steps), color in zip(walks.items(), ("blue", "red", "teal"), strict=False):
         figure.add_bar(x=names, y=steps["turned"], name=name, marker_color=COLORS[color])
-    figure.update_xaxes(title="block (M: Mamba-2, E: mixture of experts, *: attention)")
+    figure.update_xaxes(title="block: M Mamba-2, E experts, * attention")
     figure.update_yaxes(title="degrees turned")
     return figure
