@@ -76,6 +76,14 @@ def test_matched_schedules_have_the_same_area_and_keep_their_shape(rho, name, et
     assert matched(0.7) / schedule(0.7) == pytest.approx(matched.scale)
 
 
+@pytest.mark.parametrize("tiny", [1e-9, 1e-308, 5e-324])
+@pytest.mark.parametrize("make", [lambda x: warmup_before(log_decay, x), lambda x: partial(wsd, decay=x)], ids=["warmup", "wsd"])
+def test_shares_of_almost_nothing_overflow_nowhere(make, tiny):
+    with np.errstate(all="raise", under="ignore"):
+        eta = make(tiny)(R)
+    assert np.isfinite(eta).all() and eta.min() >= 0 and eta.max() <= 1
+
+
 def test_numbers_arrays_and_tensors_give_their_own_kind():
     for schedule in (log_decay, cosine, linear, wsd, warmup_before(wsd)):
         floats = [schedule(float(r)) for r in R]

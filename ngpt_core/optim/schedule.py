@@ -95,7 +95,7 @@ def wsd(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0, decay: float = 
     _check_range(eta_max, eta_min)
     if not 0 < decay <= 1:
         raise ValueError(f"wsd: decay is the share of training over which the rate falls, in (0, 1]; got {decay}.")
-    return eta_min + (eta_max - eta_min) * np.minimum(1.0, (1.0 - r) / decay)
+    return eta_min + (eta_max - eta_min) * (np.minimum(1.0 - r, decay) / decay)
 
 
 SCHEDULES: dict[str, Decay] = {"log": log_decay, "cosine": cosine, "linear": linear, "wsd": wsd}
@@ -126,7 +126,7 @@ def warmup_before(schedule: Decay, share: float = 0.1) -> Decay:
     @_of_progress
     def warmed(r: Progress) -> Progress:
         after = np.clip((r - share) / (1.0 - share), 0.0, 1.0)  # sec. 2.2, r
-        return np.where(r < share, schedule(0.0) * r / share, schedule(after))
+        return np.where(r < share, schedule(0.0) * (np.minimum(r, share) / share), schedule(after))
 
     return warmed
 
