@@ -16,7 +16,11 @@ from ..train.plan import GIB, GPUS, RESERVE, Memory, flops_per_token, memory
 from .theme import COLORS
 
 LADDER = ("1B", "2B", "4B", "7B", "14B", "30B")
-PARTS = ("parameters", "optimizer", "gradients", "gathered", "activations", "logits")
+PART_COLORS = {
+    "parameters": "blue", "optimizer": "red", "gradients": "teal",
+    "gathered": "magenta", "activations": "gold", "logits": "grey",
+}  # fmt: skip
+PARTS = tuple(PART_COLORS)
 
 
 @cache
@@ -61,15 +65,14 @@ def planned(name: str, gpu: str, gpus: int) -> dict:
 
 def planned_figure(v: dict) -> go.Figure:
     figure = go.Figure()
-    colors = ("blue", "red", "teal", "magenta", "gold", "grey")
-    for i, (part, color) in enumerate(zip(PARTS, colors, strict=True)):
+    for i, (part, color) in enumerate(PART_COLORS.items()):
         figure.add_bar(y=["one rank"], x=[v["parts"][i]], name=part, orientation="h", marker_color=COLORS[color])
     line = {"color": COLORS["grey"], "width": 3, "dash": "dash"}
     figure.add_scatter(x=v["room"], y=[-0.6, 0.6], name="room", mode="lines", line=line, yaxis="y2")
     figure.update_xaxes(title="GiB on the fullest rank", range=[0, 190])
     hidden = {"overlaying": "y", "range": [-0.6, 0.6], "visible": False}
-    figure.update_layout(barmode="stack", height=260, yaxis={"showticklabels": False}, yaxis2=hidden)
-    return figure
+    figure.update_layout(barmode="stack", height=280, legend_traceorder="normal")
+    return figure.update_layout(yaxis={"showticklabels": False}, yaxis2=hidden)
 
 
 def cost(gpu: str, mfu: float, price: float) -> dict:
