@@ -77,7 +77,7 @@ def test_matched_schedules_have_the_same_area_and_keep_their_shape(rho, name, et
 
 
 @pytest.mark.parametrize("tiny", [1e-9, 1e-308, 5e-324])
-@pytest.mark.parametrize("make", [lambda x: warmup_before(log_decay, x), lambda x: partial(wsd, decay=x)], ids=["warmup", "wsd"])
+@pytest.mark.parametrize("make", [lambda x: warmup_before(log_decay, x), lambda x: partial(wsd, decay=x)], ids=["up", "down"])
 def test_shares_of_almost_nothing_overflow_nowhere(make, tiny):
     with np.errstate(all="raise", under="ignore"):
         eta = make(tiny)(R)
