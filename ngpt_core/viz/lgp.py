@@ -72,8 +72,9 @@ def hidden_multiplier(start: float, slope: float, rho: float) -> dict:
     product = eta * mean
 
     def half(curve: np.ndarray) -> float:
-        """Where a curve has fallen to half of its peak for the last time, in percent of training."""
-        return 100 * PROGRESS[curve >= curve.max() / 2][-1]
+        """Where a curve has fallen to half of its peak for the last time, in percent of training (it ends at 0)."""
+        level, last = curve.max() / 2, np.flatnonzero(curve >= curve.max() / 2)[-1]
+        return 100 * np.interp(-level, -curve[last : last + 2], PROGRESS[last : last + 2])
 
     return {
         "mean": mean,
