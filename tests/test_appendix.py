@@ -85,6 +85,7 @@ def test_every_command_and_flag_is_explained():
 
 def test_docstrings_become_clean_markup():
     assert escaped("|g| and b_ of *every* row, *cases, ``|x|_``") == r"\|g\| and b\_ of *every* row, \*cases, ``|x|_``"
+    assert escaped('"lr" as ``"eta"``, --dry-run, "two words"') == '``"lr"`` as ``"eta"``, ``--dry-run``, "two words"'
     lines = ["Says.", "", "a, b: first", "    and more", "*rest: others", "", "x: not an argument", "", "    block | here"]
     assert restructured(lines, {"a", "b", "rest"}) == [
         "Says.",

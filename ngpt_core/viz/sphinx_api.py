@@ -4,7 +4,8 @@ A Sphinx extension, loaded by ``sphinx_ext``. The docstrings are written to be r
 (``|alpha|``, ``s_z^q``), blocks of code by indentation, arguments as ``name: what it is``. Sphinx's autodoc wants
 reStructuredText. Before it sees a docstring,
 
-1. what would be markup by accident is escaped: a bar, a lone star, a name that ends in an underscore;
+1. what would be markup by accident is escaped (a bar, a lone star, a name that ends in an underscore), and what is code is
+   set as code: a value in quotes, a flag;
 2. an indented block becomes a literal one;
 3. lines that begin with the name of an argument become a list of arguments;
 
@@ -18,19 +19,22 @@ import re
 from dataclasses import fields, is_dataclass
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 LITERAL = re.compile(r"(``.+?``|:[a-z:]+:`.+?`)")
+CODE = re.compile(r'(?<![\w`"-])("[\w.+-]+"|--[a-z][\w-]*)(?![\w"])')  # a value, a flag
 EMPHASIS = re.compile(r"(?<!\S)\*(?=\w)[^*]*\w\*(?!\w)")
 
 
 def escaped(line: str) -> str:
-    """The line with nothing in it that reStructuredText takes for markup, but ``literals`` and *emphasis*.
+    """The line with nothing in it that reStructuredText takes for markup, but ``literals``, code and *emphasis*.
 
     >>> escaped("``a*b`` and |alpha| of *every* row: normalize_ takes *cases")
     '``a*b`` and \\\\|alpha\\\\| of *every* row: normalize\\\\_ takes \\\\*cases'
     """
+    line = "".join(part if i % 2 else CODE.sub(r"``\1``", part) for i, part in enumerate(LITERAL.split(line)))
     parts = LITERAL.split(line)
     for i in range(0, len(parts), 2):
         kept = EMPHASIS.findall(parts[i])
@@ -153,9 +157,10 @@ class Commands(SphinxDirective):
     """``ngpt-commands``: one definition for each command, and in it one for each flag."""
 
     def run(self) -> list[nodes.Node]:
+        """The list."""
         listing = nodes.definition_list(classes=["ngpt-commands"])
-        for name, text, parser in commands():
-            body = nodes.definition("", nodes.paragraph("", text[:1].upper() + text[1:].removesuffix(".") + "."))
+        for name, about, parser in commands():
+            body = nodes.definition("", self._text(about[:1].upper() + about[1:].removesuffix(".") + "."))
             flags = nodes.definition_list(classes=["simple"])
             for action in parser._actions:
                 if not isinstance(action, argparse._HelpAction):
@@ -163,25 +168,35 @@ class Commands(SphinxDirective):
             if len(flags):
                 body += flags
             if name in ("ngpt train", "ngpt plan"):
-                body += nodes.paragraph("", "And every field of TrainConfig and ModelConfig: ", self._code("--seq-len 512"))
-            typed = nodes.target("", "", ids=["command-" + name.replace(" ", "-")])
-            term = nodes.term("", "", self._code(name))
-            self.state.document.note_explicit_target(typed)
-            term.insert(0, typed)
-            listing += nodes.definition_list_item("", term, body)
+                run, model = self._link("ngpt_core.train.config.TrainConfig"), self._link("ngpt_core.ModelConfig")
+                body += self._text("And every field of ", run, " and of ", model, ", as in --seq-len 512.")
+            target = nodes.target("", "", ids=["command-" + name.replace(" ", "-")])
+            self.state.document.note_explicit_target(target)
+            listing += nodes.definition_list_item("", nodes.term("", "", target, nodes.literal("", name)), body)
         return [listing]
 
     def _flag(self, action: argparse.Action) -> nodes.definition_list_item:
         value = "" if action.nargs == 0 or not action.option_strings else " " + (action.metavar or action.dest).upper()
         names = ", ".join(action.option_strings) or action.metavar or action.dest
-        meaning = (action.help or "").replace("%%", "%")
-        return nodes.definition_list_item(
-            "", nodes.term("", "", self._code(names + value)), nodes.definition("", nodes.paragraph("", meaning))
-        )
+        term = nodes.term("", "", nodes.literal("", names + value))
+        return nodes.definition_list_item("", term, nodes.definition("", self._text((action.help or "").replace("%%", "%"))))
 
     @staticmethod
-    def _code(text: str) -> nodes.literal:
-        return nodes.literal("", text)
+    def _text(*pieces: str | nodes.Node) -> nodes.paragraph:
+        """A paragraph in which flags and values in quotes are set as code."""
+        paragraph = nodes.paragraph()
+        for piece in pieces:
+            if isinstance(piece, str):
+                parts = CODE.split(piece)
+                paragraph += [nodes.literal("", x) if i % 2 else nodes.Text(x) for i, x in enumerate(parts) if x]
+            else:
+                paragraph += piece
+        return paragraph
+
+    def _link(self, target: str) -> addnodes.pending_xref:
+        text = target.rpartition(".")[2]
+        about = {"refdomain": "py", "reftype": "class", "reftarget": target, "refdoc": self.env.docname, "refwarn": True}
+        return addnodes.pending_xref("", nodes.literal("", text), refexplicit=True, **about)
 
 
 def setup(app: Sphinx) -> dict:
