@@ -14,9 +14,10 @@ A ratio outside the lengths that were trained is not extrapolated: it is given a
 import json
 import math
 import platform
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 import torch
 from runner import MODELS, TABLE
@@ -104,10 +105,16 @@ def fights(rows: list[dict]) -> list[dict]:
                 "shorter": {str(t / tokens): [by_seed[s][t] for s in SEEDS] for t in sorted(by_seed[SEEDS[0]])
                             if all(t in by_seed[s] for s in SEEDS)},
                 **token_ratio({s: gpt[s]["val_loss"] for s in SEEDS}, tokens, by_seed),
-                "cpu_ratio": mean(full[s]["cpu_seconds"] for s in SEEDS) / mean(gpt[s]["cpu_seconds"] for s in SEEDS),
+                "cpu_ratio": _cpu(full.values()) / _cpu(gpt.values()) if _cpu(gpt.values()) else None,
                 "curves": {"gpt": [gpt[s]["curve"] for s in SEEDS], "ngpt": [full[s]["curve"] for s in SEEDS]},
             })  # fmt: skip
     return found
+
+
+def _cpu(rows: Iterable[dict]) -> float:
+    """Median CPU seconds of the runs that were trained in one piece."""
+    seconds = [r["cpu_seconds"] for r in rows if r["cpu_seconds"]]
+    return median(seconds) if seconds else 0.0
 
 
 def ablations(rows: list[dict], best: dict, model: str = SMALLEST) -> list[dict]:
@@ -145,7 +152,7 @@ def main() -> None:
     summary = {
         "about": {
             "corpus": embedded().checksum, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
-            "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] for r in rows) / 3600, 1),
+            "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
         "tuning": tuned, "fights": fights(rows), "ablations": ablations(rows, best), "lengths": lengths(rows, best),
     }  # fmt: skip

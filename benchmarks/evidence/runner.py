@@ -110,26 +110,25 @@ class Lab:
             return list(pool.map(self.run, jobs))
 
     def _train(self, job: Job) -> dict:
-        folder, cpu = self.runs / job.name, 0.0
+        folder = self.runs / job.name
         self.runs.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "ngpt_core", "train", *job.flags(folder)]
-        if (folder / "config.json").exists():
-            command.append("--resume")
+        resumed = (folder / "config.json").exists()
+        command = [sys.executable, "-m", "ngpt_core", "train", *job.flags(folder), *(["--resume"] if resumed else [])]
         with open(f"{folder}.log", "a", encoding="utf-8") as log:
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(["nice", "-n", "19", *command], stdout=log, stderr=log, env=env)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-            cpu = usage.ru_utime + usage.ru_stime
+            cpu = None if resumed else round(usage.ru_utime + usage.ru_stime, 1)  # of a whole run or not at all
         if process.returncode < 0 or process.returncode == 143:
             raise KeyboardInterrupt(f"{job.name} was stopped; it goes on from its checkpoint")
         if process.returncode:
             text = Path(f"{folder}.log").read_text().strip().splitlines()[-1]
             if "not finite" not in text:
                 raise RuntimeError(f"{job.name}: {text}")
-            return {"val_loss": None, "curve": [], "cpu_seconds": round(cpu, 1), "error": text}
+            return {"val_loss": None, "curve": [], "cpu_seconds": cpu, "error": text}
         run = read_run(str(folder))
         losses = [record["loss"] for record in run.records]
         part = -(-len(losses) // POINTS)
         curve = [round(sum(x) / len(x), 4) for x in (losses[i : i + part] for i in range(0, len(losses), part))]
-        return {"val_loss": round(run.series("val_loss")[1][-1], 5), "curve": curve, "cpu_seconds": round(cpu, 1)}
+        return {"val_loss": round(run.series("val_loss")[1][-1], 5), "curve": curve, "cpu_seconds": cpu}

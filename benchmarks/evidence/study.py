@@ -32,17 +32,18 @@ SMALLEST = "dense-0.2M"
 # One axis after another. A value may depend on the best so far. Both sides have the same number of trials.
 TRIALS = {
     "gpt": [
-        [{"lr": 0.002}, {"lr": 0.004}, {"lr": 0.008}, {"lr": 0.016}],
+        [{"lr": 0.001}, {"lr": 0.002}, {"lr": 0.004}, {"lr": 0.008}, {"lr": 0.016}],
+        [{"betas": "0.9,0.99"}, {"betas": "0.9,0.999"}, {"betas": "0.95,0.99"}, {"betas": "0.8,0.95"}, {"betas": "0.8,0.99"}],
         [{"schedule": "cosine"}, {"schedule": "linear"}, {"wsd_decay": 0.5}],
-        [{"weight_decay": 0.0}, {"weight_decay": 0.3}],
-        [{"betas": "0.9,0.99"}, {"betas": "0.95,0.95"}, {"betas": "0.8,0.95"}],
+        [{"weight_decay": 0.0}, {"weight_decay": 0.3}, {"clip_norm": "none"}, {"warmup_share": 0.02}],
         [lambda best: {"lr": round(best["lr"] / 1.5, 6)}, lambda best: {"lr": round(best["lr"] * 1.5, 6)}],
     ],
     "ngpt": [
         [{"C": 0.24}, {"C": 0.24, "betas": "0.95,0.975"}, {"C": 0.24, "betas": "0.9,0.95"}, {"C": 0.24, "betas": "0.9,0.99"}],
-        [{"C": 0.12}, {"C": 0.48}, {"C": 0.96}],
+        [{"betas": "0.8,0.99"}, {"betas": "0.9,0.995"}, {"betas": "0.95,0.99"}, {"betas": "0.6,0.99"}],
+        [{"C": 0.06}, {"C": 0.12}, {"C": 0.48}],
         [{"cap_degrees": 2.0}, {"cap_degrees": 4.0}, {"cap_degrees": "none"}],
-        [{"s_z_lr": 1.0, "alpha_lr": 0.4, "s_qk_lr": 0.4}, {"rho": 0.2}],
+        [{"s_z_lr": 1.0, "alpha_lr": 0.4, "s_qk_lr": 0.4}, {"s_z_lr": 0.25, "alpha_lr": 0.1, "s_qk_lr": 0.1}, {"rho": 0.2}],
         [lambda best: {"C": round(best["C"] / 1.5, 6)}, lambda best: {"C": round(best["C"] * 1.5, 6)}],
     ],
 }
@@ -85,10 +86,10 @@ def finals(lab: Lab) -> None:
 
 
 def length(lab: Lab) -> None:
-    """Betas, C and cap around the tuned ones, at a quarter, a half and twice the steps."""
+    """Betas, C and cap around the tuned ones, at an eighth, a quarter and half of the steps."""
     best, jobs = tuned(lab)["ngpt"], []
-    for steps in (250, 500, 1000, 4000):
-        changes = [{}, {"betas": "0.8,0.9"}, {"betas": "0.9,0.95"}, {"betas": "0.95,0.975"}, {"betas": "0.975,0.975"}]
+    for steps in (250, 500, 1000):
+        changes = [{}, *({"betas": betas} for betas in ("0.8,0.975", "0.9,0.95", "0.9,0.975", "0.95,0.975", "0.975,0.975"))]
         changes += [{"C": best["C"] / 2}, {"C": best["C"] * 2}]
         changes += [{"cap_degrees": degrees} for degrees in (1.0, 2.0, 4.0)]
         jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, **change}) for change in changes]
@@ -119,6 +120,7 @@ def ablation_jobs(model: str, best: dict, steps: int) -> dict[str, list[Job]]:
         "alpha starts at 0.25": ({}, {"alpha_init": 0.25}),
         "betas of the paper": ({"betas": "0.975,0.975"}, {}),
         "betas 0.9, 0.95": ({"betas": "0.9,0.95"}, {}),
+        "betas 0.9, 0.99": ({"betas": "0.9,0.99"}, {}),
     }
     if model.startswith("hybrid"):
         changes |= {"s_mamba starts at 1": ({}, {"s_mamba_init": 1.0}), "s_moe starts at 1": ({}, {"s_moe_init": 1.0})}
