@@ -8,6 +8,7 @@ import pytest
 from test_trainer import TINY, corpus  # noqa: F401  (corpus is a fixture)
 
 from ngpt_core.cli import main
+from ngpt_core.train.demo import paired, verdict
 from ngpt_core.train.metrics import read_metrics
 
 SIZES = ["--batch-size=2", "--seq-len=32", "--eval-windows=4", "--sample-tokens=4", "--no-tensorboard"]
@@ -192,9 +193,15 @@ def test_the_demo_compares_both_and_says_where_the_report_is(tmp_path, capsys, m
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert main(["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.05"]) == 0
     page = capsys.readouterr().out
-    assert (
-        "is ahead by" in page
-        and "GPT writes" in page
-        and "nGPT writes" in page
-        and (tmp_path / "demo" / "report.html").exists()
-    )
+    assert "After the same tokens" in page and "With half of the tokens nGPT" in page and "95% interval" in page
+    assert all(f"{title} writes" in page for title in ("GPT", "nGPT", "nGPT, half the tokens"))
+    assert (tmp_path / "demo" / "report.html").exists()
+
+
+def test_the_demo_says_how_sure_it_is():
+    gpt, ngpt = [2.0, 1.0, 3.0, 2.0], [1.9, 0.8, 2.9, 1.8]
+    difference, half = paired(gpt, ngpt)
+    assert difference == pytest.approx(-0.15) and half == pytest.approx(1.96 * 0.0577350 / 2, rel=1e-5)
+    assert "nGPT is ahead by 0.1500" in verdict(difference, half)
+    assert "GPT is ahead by 0.1500" in verdict(-difference, half) and "nGPT" not in verdict(-difference, half)
+    assert "no clear difference" in verdict(0.01, 0.02)

@@ -10,7 +10,7 @@ import ngpt_core as ng
 from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
 from ngpt_core.train.corpus import Corpus
 from ngpt_core.train.data import Loader
-from ngpt_core.train.loss import evaluate
+from ngpt_core.train.loss import evaluate, evaluate_positions, evaluate_windows
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.pack import pack
 from ngpt_core.train.parallel import initialize
@@ -265,3 +265,18 @@ def test_a_dot_reaches_into_the_parts_of_the_recipe():
             recipe_numbers(TrainConfig(recipe=(recipe,)), model_config({}))
     with pytest.raises(ValueError, match="pmen is none"):
         recipe_numbers(TrainConfig(recipe=("pmen=none", "pmen.tau=1")), model_config({}))
+
+
+def test_losses_by_window_and_by_position_are_parts_of_the_held_out_loss(corpus):
+    model = ng.LanguageModel(ng.ModelConfig(**{"vocab_size": 256, "d_model": 16, "pattern": "*-", "n_heads": 2, "ff": 32}))
+    corpora = [(Corpus(corpus), 1.0)]
+    whole = evaluate(model, corpora, 7, 3, 32, World(torch.device("cpu")))
+    windows, positions = evaluate_windows(model, corpora, 7, 3, 32), evaluate_positions(model, corpora, 7, 3, 32)
+    loader, total = Loader(corpora, 1, 32, "val"), 0.0
+    counted = torch.zeros(32)
+    for loss in windows:
+        batch = loader.next()
+        total += loss * int(batch.counted)
+        counted += (batch.targets[0] != -100).float()
+    assert total / whole.tokens == pytest.approx(whole.loss, rel=1e-5)
+    assert float((torch.tensor(positions) * counted).nansum() / counted.sum()) == pytest.approx(whole.loss, rel=1e-5)

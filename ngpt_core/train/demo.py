@@ -1,11 +1,14 @@
 """Which one learns faster, GPT or nGPT? Two minutes on a laptop, side by side.
 
-``ngpt demo`` (``make demo``) trains both on the embedded corpus: the same blocks, the same data in the same order, the same
-number of steps, each with its own recipe; two processes with one thread each, at the same time. It prints who is ahead, whoever
-it is, lets both write, and says where the report is. At this size and length the result is an illustration, not evidence.
+``ngpt demo`` (``make demo``) trains three runs on the embedded corpus, with the same blocks and the same data in one order:
+GPT, nGPT, and nGPT on a schedule half as long, which asks the paper's question directly (an annealed run cannot be read off in
+the middle). Each has its own recipe, scaled to the length of the run; one thread each, two at a time. It prints who is ahead,
+whoever it is, and how sure that is: the 95% interval of the difference over the held-out windows of text, which both models
+read, beside what another seed would change (chapter 9 of the book). It lets all write, and says where the report is.
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -13,43 +16,57 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
 
+import torch
+
+from ..nn.io import load
 from .corpus import embedded
-from .report import LoggedRun, comparison, read_run, sentence, write_report
+from .loss import evaluate_windows
+from .report import LoggedRun, read_run, write_report
 
 __all__ = ["demo"]
 
 _CALIBRATION = 6  # steps that measure the speed; the first is left out
+_WINDOWS, _ROWS, _LENGTH = 512, 16, 256  # of the comparison
 
 
-def _start(folder: Path, kind: str, preset: str, steps: int, *flags: str) -> subprocess.Popen:
-    command = [
-        sys.executable,
-        "-m",
-        "ngpt_core",
-        "train",
-        "--preset",
-        preset,
-        kind,
-        "--steps",
-        str(steps),
-        "--out",
-        str(folder),
-    ]
+class Part(NamedTuple):
+    """One run of the demo."""
+
+    name: str
+    flag: str
+    share: float  # of GPT's steps
+
+    @property
+    def title(self) -> str:
+        return {"gpt": "GPT", "ngpt": "nGPT", "ngpt-half": "nGPT, half the tokens"}[self.name]
+
+
+PARTS = (Part("gpt", "--baseline", 1.0), Part("ngpt", "--normalized", 1.0), Part("ngpt-half", "--normalized", 0.5))
+
+
+def _start(folder: Path, part: Part, preset: str, steps: int, *flags: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "ngpt_core", "train", "--preset", preset, part.flag, "--steps", str(steps)]
     evaluate = max(1, steps // 20)
-    command += ["--eval-every", str(evaluate), "--save-every", "0", "--diagnostics-every", str(evaluate), *flags]
+    command += ["--eval-every", str(evaluate), "--save-every", "0", "--diagnostics-every", str(evaluate)]
+    command += ["--out", str(folder), *flags]
     log = open(f"{folder}.log", "w", encoding="utf-8")
     return subprocess.Popen(command, stderr=log, stdout=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def _both(out: Path, names: dict[str, str], preset: str, steps: int, *flags: str) -> list[LoggedRun]:
-    """Train both at the same time, with a line now and then; an error of either ends the demo."""
-    running = {name: _start(out / name, kind, preset, steps, *flags) for name, kind in names.items()}
+def _train(out: Path, parts: tuple[Part, ...], preset: str, steps: int, *flags: str) -> list[LoggedRun]:
+    """Train the parts, two at the same time, with a line now and then; an error of any ends the demo."""
+    waiting, running = list(parts), {}
     try:
-        while any(process.poll() is None for process in running.values()):
-            time.sleep(2.0)
+        while waiting or any(process.poll() is None for process in running.values()):
+            while waiting and sum(process.poll() is None for process in running.values()) < 2:
+                part = waiting.pop(0)
+                running[part.name] = _start(out / part.name, part, preset, max(1, round(part.share * steps)), *flags)
+            time.sleep(1.0)
             if not flags:
-                _show(out, running, steps)
+                _show(out, running)
         if sys.stderr.isatty() and not flags:
             print(file=sys.stderr)
     finally:
@@ -59,21 +76,65 @@ def _both(out: Path, names: dict[str, str], preset: str, steps: int, *flags: str
     for name, process in running.items():
         if process.returncode:
             raise ValueError(f"training {name} failed: {(Path(f'{out / name}.log').read_text().splitlines() or ['?'])[-1]}")
-    return [read_run(str(out / name)) for name in names]
+    return [read_run(str(out / part.name)) for part in parts]
 
 
-def _show(out: Path, running: dict[str, subprocess.Popen], steps: int) -> None:
+def _show(out: Path, running: dict[str, subprocess.Popen]) -> None:
     parts = []
     for name in running:
         path = out / name / "metrics.jsonl"
-        if path.exists() and (records := read_run(str(out / name)).records if path.stat().st_size else None):
-            parts.append(f"{name}: step {records[-1]['step']}/{steps}, loss {records[-1]['loss']:.3f}")
+        if path.exists() and path.stat().st_size:
+            run = read_run(str(out / name))
+            parts.append(f"{name}: step {run.records[-1]['step']}/{run.config['steps']}, loss {run.records[-1]['loss']:.3f}")
     if parts and sys.stderr.isatty():
         print("\r\x1b[2K" + "   ".join(parts), end="", file=sys.stderr, flush=True)
 
 
+def paired(a: list[float], b: list[float]) -> tuple[float, float]:
+    """(mean of b - a, half of its 95% interval) over windows that both have read."""
+    differences = [y - x for x, y in zip(a, b)]
+    spread = stdev(differences) if len(differences) > 1 else math.inf
+    return mean(differences), 1.96 * spread / math.sqrt(len(differences))
+
+
+def seed_spread() -> float | None:
+    """Two standard deviations, over seeds, of nGPT's difference to GPT in the book's evidence; None where there is none."""
+    path = Path(__file__).parent.parent / "viz" / "evidence.json"
+    fights = json.loads(path.read_text(encoding="utf-8"))["fights"] if path.exists() else []
+    spreads = [stdev(n - g for g, n in zip(f["gpt"], f["ngpt"])) for f in fights]
+    return 2 * math.sqrt(mean(s * s for s in spreads)) if spreads else None
+
+
+def _compare(folder: Path, runs: list[LoggedRun]) -> None:
+    corpora, losses = [(embedded(), 1.0)], {}
+    torch.set_num_threads(1)
+    for part in PARTS:
+        losses[part.name] = evaluate_windows(load(folder / part.name / "export"), corpora, _WINDOWS, _ROWS, _LENGTH)
+    print(f"\n{'':<22} {'steps':>6} {'held-out loss':>14} {'against GPT':>20}")
+    for part, run in zip(PARTS, runs):
+        difference, half = paired(losses["gpt"], losses[part.name])
+        versus = "" if part.name == "gpt" else f"{difference:+.4f} +- {half:.4f}"
+        print(f"{part.title:<22} {run.records[-1]['step']:>6} {mean(losses[part.name]):>14.4f} {versus:>20}")
+    print("\n" + verdict(*paired(losses["gpt"], losses["ngpt"])))
+    difference, half = paired(losses["gpt"], losses["ngpt-half"])
+    reached = "reaches" if difference <= half else "does not reach"
+    print(f"With half of the tokens nGPT {reached} GPT's loss (difference {difference:+.4f} +- {half:.4f}).")
+    print(f"+- is the 95% interval over {len(losses['gpt'])} windows of held-out text, for these two models.")
+    if (spread := seed_spread()) is not None:
+        print(f"Another seed moves a difference by about {spread:.3f} (two standard deviations; the book's chapter 9).")
+    print("One seed, two minutes: an illustration. The book's chapter 9 has the evidence.")
+
+
+def verdict(difference: float, half: float) -> str:
+    """Who is ahead after the same tokens, in words."""
+    if abs(difference) <= half:
+        return f"After the same tokens there is no clear difference ({difference:+.4f} +- {half:.4f} nats per byte)."
+    first = "nGPT" if difference < 0 else "GPT"
+    return f"After the same tokens {first} is ahead by {abs(difference):.4f} +- {half:.4f} nats per byte."
+
+
 def demo(out: str | None, minutes: float, preset: str) -> int:
-    """Calibrate, train both for about ``minutes``, compare, report."""
+    """Calibrate, train for about ``minutes``, compare, report."""
     folder = Path(out) if out else next(p for p in (Path(f"demo-{i}" if i > 1 else "demo") for i in count(1)) if not p.exists())
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: choose another --out, or remove it first.")
@@ -81,29 +142,20 @@ def demo(out: str | None, minutes: float, preset: str) -> int:
         raise ValueError(f"--minutes must be above 0; got {minutes}.")
     (folder / "calibration").mkdir(parents=True, exist_ok=True)
     corpus = embedded()
-    print(
-        f"corpus: this machine's Python standard library, {corpus.manifest['tokens']:,} tokens, checksum {corpus.checksum[:12]}"
-    )
-    names = {"gpt": "--baseline", "ngpt": "--normalized"}
-    trial = _both(
-        folder / "calibration", names, preset, _CALIBRATION, "--sample-tokens", "0", "--eval-windows", "8", "--no-tensorboard"
-    )
+    tokens, checksum = corpus.manifest["tokens"], corpus.checksum[:12]
+    print(f"corpus: this machine's Python standard library, {tokens:,} tokens, checksum {checksum}")
+    quick = ("--sample-tokens", "0", "--eval-windows", "8", "--no-tensorboard")
+    trial = _train(folder / "calibration", PARTS[:2], preset, _CALIBRATION, *quick)
     seconds = max((run.records[-1]["time"] - run.records[0]["time"]) / (len(run.records) - 1) for run in trial)
     shutil.rmtree(folder / "calibration")
-    steps = max(20, int(60 * minutes / (1.25 * seconds)))  # a quarter for evaluation and start
-    print(f"training GPT and nGPT ({preset}) for {steps} steps each, side by side: about {minutes:g} minutes")
-    runs = _both(folder, names, preset, steps)
-    print()
-    for run in runs:
-        print(f"{run.kind:<5} held-out loss {run.series('val_loss')[1][-1]:.4f}   {run.records[-1]['time']:.0f} s of training")
-    first, second = sorted(runs, key=lambda run: run.series("val_loss")[1][-1])
-    gap = second.series("val_loss")[1][-1] - first.series("val_loss")[1][-1]
-    print(f"{first.kind} is ahead by {gap:.4f} nats per byte.")
-    for row in comparison(runs):
-        print(sentence(row))
-    for run in runs:
-        print(f"\n{run.kind} writes:\n{_last_sample(folder / run.name)}")
-    print("\n" + write_report([str(folder / name) for name in names], str(folder / "report.html")))
+    # the half run follows when one of the two others is done; a quarter goes to evaluation and start
+    steps = max(20, int(60 * minutes / (1.25 * 1.5 * seconds)))
+    print(f"training {preset}: GPT and nGPT for {steps} steps, nGPT once more for half of them: about {minutes:g} minutes")
+    runs = _train(folder, PARTS, preset, steps)
+    _compare(folder, runs)
+    for part in PARTS:
+        print(f"\n{part.title} writes:\n{_last_sample(folder / part.name)}")
+    print("\n" + write_report([str(folder / part.name) for part in PARTS], str(folder / "report.html")))
     return 0
 
 

@@ -19,7 +19,7 @@ from .corpus import Corpus
 from .data import IGNORE, Batch, Loader
 from .world import World
 
-__all__ = ["Evaluation", "bits_per_byte", "evaluate", "evaluate_positions"]
+__all__ = ["Evaluation", "bits_per_byte", "evaluate", "evaluate_positions", "evaluate_windows"]
 
 
 @dataclass
@@ -61,22 +61,39 @@ def evaluate(
     return Evaluation(loss / max(count, 1), int(count))
 
 
-@torch.no_grad()
 def evaluate_positions(
     model: LanguageModel, corpora: list[tuple[Corpus, float]], windows: int, rows: int, seq_len: int
 ) -> list[float]:
     """Mean cross-entropy at each position of a window (NaN where nothing was counted), in one process."""
+    loss, counted = _each_token(model, corpora, windows, rows, seq_len)
+    return (loss.sum(0) / counted.sum(0)).tolist()
+
+
+def evaluate_windows(
+    model: LanguageModel, corpora: list[tuple[Corpus, float]], windows: int, rows: int, seq_len: int
+) -> list[float]:
+    """Mean cross-entropy of each window, in one process: two models' are comparable window by window."""
+    loss, counted = _each_token(model, corpora, windows, rows, seq_len)
+    kept = counted.sum(1) > 0
+    return (loss.sum(1)[kept] / counted.sum(1)[kept]).tolist()
+
+
+@torch.no_grad()
+def _each_token(
+    model: LanguageModel, corpora: list[tuple[Corpus, float]], windows: int, rows: int, seq_len: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cross-entropy, 1 where it counts) of every token, [windows, seq_len]."""
     model.eval()
     device = next(model.parameters()).device
     loader, windows, batches = _held_out(corpora, windows, rows, seq_len, World(device))
-    sums, counts = torch.zeros(2, seq_len, dtype=torch.float64)
+    losses, counted = [], []
     for _ in range(batches):
         batch: Batch = loader.next(limit=windows).to(device)
         logits = model(batch.tokens, batch.documents)
         loss = F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORE, reduction="none")
-        sums += loss.sum(0).double().cpu()
-        counts += (batch.targets != IGNORE).sum(0).cpu()
-    return (sums / counts).tolist()
+        losses.append(loss.double().cpu())
+        counted.append((batch.targets != IGNORE).double().cpu())
+    return torch.cat(losses), torch.cat(counted)
 
 
 def bits_per_byte(loss: float, corpora: list[tuple[Corpus, float]]) -> float:

@@ -176,6 +176,7 @@ def write_report(folders: list[str], out: str) -> str:
     parts = [f"<h1>{html.escape(' and '.join(run.name for run in runs))}</h1>", _summary(runs)]
     if pairs := comparison(runs):
         parts.append("<ul>" + "".join(f"<li>{html.escape(sentence(row))}</li>" for row in pairs) + "</ul>")
+        parts.append("<p>Read off in the middle of a schedule: a run planned to end there would have a lower loss.</p>")
     for title, draw, text in SECTIONS:
         figure = draw(runs)
         if figure.data and any(len(trace.x) for trace in figure.data if trace.x is not None):
