@@ -15,6 +15,10 @@ def _curve(color: str, dash: str = "solid") -> dict:
     return {"mode": "lines", "line": {"color": COLORS[color], "width": 2.5, "dash": dash}}
 
 
+def _thin(color: str) -> dict:
+    return {"mode": "lines", "line": {"color": COLORS[color], "width": 1.3, "dash": "dot"}}
+
+
 # ---- the gate --------------------------------------------------------------------------------------------------------
 
 
@@ -83,16 +87,28 @@ def coordinate_life_figure(v: dict) -> go.Figure:
 # ---- the gate over a real run's second moments -----------------------------------------------------------------------
 
 
-def histogram_figure(edges: list[float], counts: list[int], a_values: tuple[float, ...] = (0.5, 1.0)) -> go.Figure:
-    """Counts of log10 sqrt(v_hat) from ``Diagnostics`` (left axis), and the gate for some a (right axis)."""
+def median(edges: list[float], counts: list[int]) -> float:
+    """The median of sqrt(v_hat) from its histogram over log10, interpolated inside its bin."""
+    below = np.cumsum(counts[:-1])  # what lies below each edge
+    return float(10 ** np.interp(sum(counts) / 2, below, edges))
+
+
+def histogram_figure(edges: list[float], runs: dict[str, list[int]]) -> go.Figure:
+    """Counts of log10 sqrt(v_hat) from ``Diagnostics`` for some runs (left axis), and the gate for two a (right axis)."""
     figure = make_subplots(specs=[[{"secondary_y": True}]])
-    middle = 10 ** ((np.array(edges[1:]) + np.array(edges[:-1])) / 2)
-    inner = np.maximum(np.array(counts[1:-1], dtype=float), 0.5)
-    figure.add_bar(x=middle, y=inner, width=middle * 0.55, name="coordinates", marker_color=COLORS["grey"], opacity=0.6)
-    for a, color in zip(a_values, ("blue", "red", "teal"), strict=False):
+    ends = 10 ** np.repeat(edges, 2)[1:-1]  # a bin is a level between its two edges
+    for (name, counts), color in zip(runs.items(), ("teal", "blue", "gold"), strict=False):
+        level = np.array(counts[1:-1], dtype=float)
+        level[level == 0] = np.nan
+        figure.add_scatter(x=ends, y=np.repeat(level, 2), name=name, **_curve(color))
+        middle = median(edges, counts)
+        figure.add_scatter(x=[middle] * 2, y=[0, 1.03], showlegend=False, hoverinfo="skip", **_thin(color), secondary_y=True)
+    for a, color in ((0.5, "magenta"), (1.0, "red")):
         y = gate(torch.tensor(SCALES) + 1e-14, a, 1e-8)
         figure.add_scatter(x=SCALES, y=y, name=f"gate, a = {a:g}", **_curve(color, "dash"), secondary_y=True)
-    figure.update_xaxes(type="log", title="√v̂", exponentformat="power", dtick=2, range=[-16, -1])
-    figure.update_yaxes(type="log", title="coordinates", exponentformat="power", secondary_y=False)
-    figure.update_yaxes(title="gate γ", range=[0, 1.03], showgrid=False, secondary_y=True)
+    for x, name in ((1e-8, "ε<sub>gate</sub>"), (1e-14, "ε<sub>num</sub>")):
+        figure.add_scatter(x=[x, x], y=[0, 1.03], name=name, showlegend=x == 1e-8, **_thin("grey"), secondary_y=True)
+    figure.update_xaxes(type="log", title="√v̂", exponentformat="power", dtick=2, range=[-15, -1])
+    figure.update_yaxes(type="log", title="coordinates", exponentformat="power", dtick=1, range=[0, 5.2], secondary_y=False)
+    figure.update_yaxes(title="gate γ", range=[0, 1.03], tickvals=[0, 0.25, 0.5, 0.75, 1], showgrid=False, secondary_y=True)
     return figure
