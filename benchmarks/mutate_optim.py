@@ -1,23 +1,52 @@
 """Would a test notice if a sign, an order or a constant of the optimizer were wrong? One mutation at a time, on a copy.
 
-    python benchmarks/mutate_optim.py [words of the mutations to run]
+    python benchmarks/mutate_optim.py [--fresh] [words of the mutations to run]
 
-Each line of MUTANTS changes one place of one file; the tests of that file then run until the first failure. A mutant that no
-test notices survives and is printed: a test is missing (or the line is not needed). Takes a few minutes.
+Two kinds. MUTANTS: places where someone who knows the paper would slip, by hand: another moment, another order, a guard left
+out. FLIPPED: in these functions, which are the mathematics, *every* sign, operator, comparison and number is changed in turn.
+The tests of the file then run until the first failure. A mutant that no test notices survives: a test is missing, or, where
+EQUIVALENT says why, the mutant computes the same. A run that was interrupted goes on where it stopped (unless --fresh) and
+tries again what survived. Takes about three quarters of an hour; the score goes to results/mutate_optim.json.
 """
 
+import argparse
+import ast
+import compileall
+import hashlib
+import importlib.util
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "mutate_optim.json"
+PARTIAL = RESULT.with_suffix(".partial.jsonl")
 PLAIN = ["test_gated_adamw.py", "test_pmen.py", "test_smgc.py", "test_sphere.py"]
 RANKS = ["test_optim_distributed.py"]
-TESTS = {name: [f"test_{name}.py", *PLAIN] for name in ("smgc", "pmen", "sphere")} | {"sharding": RANKS}
+TESTS = {name: [f"test_{name}.py", *PLAIN] for name in ("smgc", "pmen", "sphere")} | {
+    "sharding": RANKS,
+    "schedule": ["test_schedule.py"],
+    "paths": [*PLAIN, "test_optim_memory.py", *RANKS],
+    "fused": ["test_fused.py", *PLAIN],
+}
+
+FLIPPED = {
+    "algorithm": ["gate", "gate_power", "gated", "bias_correction", "adaptive", "update"],
+    "smgc": ["growth_clip"],
+    "pmen": ["due", "profile", "amplitude", "_mix", "signs"],
+    "sphere": ["tangent", "project", "polar", "turn", "angle", "cap_angle"],
+    "schedule": ["log_decay", "cosine", "linear", "wsd", "_warmup", "warmup_before", "match_auc", "area", "progress", "at"],
+}
+
+# Survivors that compute the same as the original, and why.
+EQUIVALENT: dict[str, str] = {}
 
 # file, what stands there (once), what is put in its place
 MUTANTS = [
@@ -90,9 +119,11 @@ MUTANTS = [
     ("algorithm", "over = (torch.atan2(length, along) > rule.cap)", "over = (length > rule.cap)"),
     ("algorithm", "sphere.turn(w, u, ww, length, rule.cap), new)", "sphere.turn(w, delta, ww, length, rule.cap), new)"),
     ("algorithm", "norm = torch.where(over, 1.0, norm)", "norm = norm"),
-    ("algorithm", "(moved > 0) & (norm > 0), new / norm, w)", "(norm > 0), new / norm, w)"),
-    ("algorithm", "(moved > 0) & (norm > 0), new / norm, w)", "(moved > 0), new / norm, w)"),
-    ("algorithm", "(moved > 0) & (norm > 0), new / norm, w)", "(moved > 0) & (norm > 0), new, w)"),
+    ("algorithm", "(moved == 0) | (ww == 0) | (norm == 0), w,", "(ww == 0) | (norm == 0), w,"),
+    ("algorithm", "(moved == 0) | (ww == 0) | (norm == 0), w,", "(moved == 0) | (norm == 0), w,"),
+    ("algorithm", "(moved == 0) | (ww == 0) | (norm == 0), w,", "(moved == 0) | (ww == 0), w,"),
+    ("algorithm", "(moved == 0) | (ww == 0) | (norm == 0), w,", "~((moved > 0) & (norm > 0)), w,"),
+    ("algorithm", "w, new / norm), m, v", "w, new), m, v"),
     ("algorithm", "delta * delta, delta.abs())", "delta * delta, delta)"),
     ("algorithm", "scale = (v / bias_correction(rule.beta2, t)).sqrt()", "scale = v.sqrt()"),
     # Second-Moment Growth Clipping
@@ -105,7 +136,8 @@ MUTANTS = [
     ("smgc", "math.sqrt((R - beta2) / (1 - beta2)) * root", "(R - beta2) / (1 - beta2) * root"),
     ("smgc", "(R - beta2) / (1 - beta2)) * root", "(R - beta2)) * root"),
     ("smgc", "torch.clamp(g, -bound, bound)", "torch.clamp(g, max=bound)"),
-    ("smgc", "rule(1 <= self.R", "rule(0 <= self.R"),
+    ("smgc", "within(self.R, 1)", "within(self.R, 0)"),
+    ("smgc", "    SMGC(R, s_min)  # its rules", "    # its rules"),
     ("smgc", "R: float = 100.0\n", "R: float = 10.0\n"),
     ("smgc", "s_min: float = 1e-10\n", "s_min: float = 1e-8\n"),
     ("smgc", "start: int = 500\n", "start: int = 0\n"),
@@ -145,10 +177,17 @@ MUTANTS = [
     ("groups", "off = (ww - 1).abs() > rounding", "off = (ww - 1).abs() > 1e3 * rounding"),
     ("groups", "asdict(v) if isinstance(v, (SMGC, PMEN)) else v", "v"),
     ("groups", '| saved\n', '\n'),
-    ("groups", "all(0 <= b < 1 for b in betas)", "all(0 <= b <= 1 for b in betas)"),
+    ("groups", "number(b) and 0 <= b < 1", "number(b) and 0 <= b <= 1"),
     ("groups", "-p.ndim <= dim < p.ndim", "-p.ndim <= dim <= p.ndim"),
     ("groups", "type(dim) is int", "isinstance(dim, int)"),
     ("groups", "float(cap) >= 0", "True"),
+    ("groups", "(ww > 0) & ww.isfinite()).all()", "(ww > 0)).all()"),
+    ("groups", "(ww > 0) & ww.isfinite()).all()", "ww.isfinite()).all()"),
+    ("checks", "low <= float(x) < math.inf", "low < float(x) < math.inf"),
+    ("checks", "low <= float(x) < math.inf", "low <= float(x)"),
+    ("checks", "and not (open and float(x) == low)", ""),
+    ("checks", "and not isinstance(x, bool)", ""),
+    ("checks", "x >= least", "x > least"),
     # the optimizer
     ("gated_adamw", 'betas: tuple[float, float] = (0.975, 0.975)', 'betas: tuple[float, float] = (0.9, 0.975)'),
     ("gated_adamw", 'betas: tuple[float, float] = (0.975, 0.975)', 'betas: tuple[float, float] = (0.975, 0.999)'),
@@ -181,9 +220,23 @@ MUTANTS = [
     ("paths", "slot.g.dtype, t, sharding", "slot.g.dtype, sharding"),
     ("paths", "[index.new_full((), k) for k in keys]", "[index.new_full((), keys[0]) for k in keys]"),
     ("paths", "torch.where(mask, value.to(old.dtype), old)", "value"),
+    ("paths", "replace(rule, dim=-1)", "rule"),
+    ("paths", "x.contiguous().movedim(axis, -1) for x in tensors", "x.contiguous() for x in tensors"),
+    ("paths", "new if rule.dim is None else new.movedim(-1, rule.dim)", "new"),
+    ("paths", "sharding.global_index(slot.p, slot.region)", "sharding.global_index(slot.p)"),
+    ("paths", "i != dim % len(shape)):", "i != dim):"),
+    ("paths", "[slice(j, j + step) for j in range(0, n, step)]", "[slice(j, j + step - 1) for j in range(0, n, step)]"),
+    ("paths", "        size = inner * step\n", ""),
+    ("paths", "step -= step % even if step > even else 0", "pass"),
+    ("paths", "_SHARE = 1 / 32", "_SHARE = 1 / 8"),
+    ("paths", "(len(stacks[-1]) + 1) * math.prod(extent(piece)) > budget", "False"),
     ("paths", 'cap=number(rule.cap), maximize=group["maximize"]', 'cap=number(rule.cap), maximize=False'),
     # gradients that are not finite
-    ("nonfinite", "math.isfinite(g.sum().item()) or bool(g.isfinite().all())", "math.isfinite(g.sum().item())"),
+    ("fused", "bool(x.sum().isfinite()) or bool(x.isfinite().all())", "bool(x.sum().isfinite())"),
+    ("fused", "bool(x.sum().isfinite()) or bool(x.isfinite().all())", "bool(x.isfinite().any())"),
+    ("nonfinite", "torch.stack([~x.isfinite()", "torch.stack([x.isnan()"),
+    ("nonfinite", "g if g.numel() else g.new_zeros(1) for g in grads", "g for g in grads"),
+    ("nonfinite", "float(not finite(g))", "0.0"),
     ("nonfinite", "self.skipped += 1", "self.skipped += 0"),
     ("nonfinite", "                step.sub_(1)\n", "                pass\n"),
     ("nonfinite", "t = 1 + int(step.item())", "t = int(step.item())"),
@@ -210,16 +263,76 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def copy(to: Path) -> None:
+_OTHER = {
+    ast.Add: [ast.Sub], ast.Sub: [ast.Add], ast.Mult: [ast.Div], ast.Div: [ast.Mult], ast.Pow: [ast.Mult],
+    ast.Mod: [ast.FloorDiv], ast.RShift: [ast.LShift], ast.BitXor: [ast.BitOr], ast.BitAnd: [ast.BitOr],
+    ast.BitOr: [ast.BitAnd], ast.And: [ast.Or], ast.Or: [ast.And], ast.Gt: [ast.GtE, ast.Lt], ast.Lt: [ast.LtE, ast.Gt],
+    ast.GtE: [ast.Gt, ast.Lt], ast.LtE: [ast.Lt, ast.Gt], ast.Eq: [ast.NotEq], ast.NotEq: [ast.Eq],
+}  # fmt: skip
+
+
+def flips(source: str, names: list[str]) -> Iterator[tuple[str, str]]:
+    """(what changed, the changed source) for every sign, operator, comparison and number in the functions ``names``."""
+    tree = ast.parse(source)
+    seen: Counter[str] = Counter()
+    for function in [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name in names]:
+        words = [x for x in ast.walk(function) if isinstance(x, (ast.Raise, ast.JoinedStr))]  # what is said to the user
+        words += [x.annotation for x in ast.walk(function) if isinstance(x, ast.arg) and x.annotation]
+        words += [x.returns for x in ast.walk(function) if isinstance(x, ast.FunctionDef) and x.returns]
+        left_out = {id(x) for word in words for x in ast.walk(word)}
+        for node in [x for x in ast.walk(function) if id(x) not in left_out]:
+            for change in _changes(node):
+                old, before = dict(node.__dict__), ast.unparse(node)
+                node.__dict__.update(change)
+                what, text = f"{function.name}: {before} -> {ast.unparse(node)}", ast.unparse(tree)
+                node.__dict__.update(old)
+                seen[what] += 1
+                yield what + (f" ({seen[what]})" if seen[what] > 1 else ""), text
+
+
+def _changes(node: ast.AST) -> list[dict]:
+    """The fields that a mutation gives to a node."""
+    if isinstance(node, (ast.BinOp, ast.BoolOp)):
+        return [{"op": other()} for other in _OTHER.get(type(node.op), [])]
+    if isinstance(node, ast.Compare):
+        return [{"ops": [other(), *node.ops[1:]]} for other in _OTHER.get(type(node.ops[0]), [])]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return [{"op": ast.UAdd()}]
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return [{"value": node.value + 1 if type(node.value) is int else 1.5 * node.value or 1.0}]
+    return []
+
+
+def mutants() -> Iterator[tuple[str, str, str]]:
+    """(file, what changed, the changed source)."""
+    for name, old, new in MUTANTS:
+        text = source(name).read_text()
+        if text.count(old) != 1:
+            raise SystemExit(f"{name}: this must stand there once, it does {text.count(old)} times: {old!r}")
+        yield name, f"{name}: {old!r} -> {new!r}", text.replace(old, new)
+    for name, functions in FLIPPED.items():
+        for what, text in flips(source(name).read_text(), functions):
+            yield name, f"{name}.{what}", text
+
+
+def source(name: str, root: Path = ROOT) -> Path:
+    return root / "ngpt_core" / ("sphere.py" if name == "sphere" else f"optim/{name}.py")
+
+
+def copy_project(to: Path) -> None:
     for name in ("ngpt_core", "tests", "README.md", "pyproject.toml"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
         else:
-            shutil.copy(source, to / name)
+            shutil.copy(ROOT / name, to / name)
+    with (to / "tests" / "conftest.py").open("a") as file:  # always the same examples; a failure need not be made small
+        phases = "(hypothesis.Phase.explicit, hypothesis.Phase.generate)"
+        file.write(f"\nhypothesis.settings.register_profile('m', deadline=None, derandomize=True, phases={phases})\n")
+        file.write("hypothesis.settings.load_profile('m')\n")
+    compileall.compile_dir(to, quiet=1)
 
 
-def verdict(folder: Path, tests: list[str], limit: int = 600) -> str:
+def verdict(folder: Path, tests: list[str], limit: int = 900) -> str:
     """Run the tests in a child that has torch already."""
     child = os.fork()
     if child == 0:
@@ -231,47 +344,69 @@ def verdict(folder: Path, tests: list[str], limit: int = 600) -> str:
         import pytest
 
         names = [str(folder / "tests" / name) for name in dict.fromkeys(tests)]
-        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *names])))
+        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", *names])))
     status = os.waitpid(child, 0)[1]
     return "SURVIVED" if status == 0 else "hangs" if os.WIFSIGNALED(status) else "killed"
 
 
-def main(words: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="run only the mutants whose description holds all of these")
+    parser.add_argument("--fresh", action="store_true", help="forget what an interrupted run has found")
+    args = parser.parse_args()
     sys.dont_write_bytecode = True  # a mutant may have the size and the second of the file before it
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    import hypothesis  # everything heavy is imported once, in the parent, for all children
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    import einops  # noqa: F401
+    import hypothesis.strategies  # noqa: F401  (everything heavy is imported once, in the parent, for all children)
     import pytest  # noqa: F401
     import torch
     import torch._dynamo
     import torch.distributed.checkpoint.state_dict
+    import torch.profiler
 
     torch.set_num_threads(1)
-    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # a failure is enough: it need not be made small
-    hypothesis.settings.register_profile("mutants", phases=phases, database=None)
-    hypothesis.settings.load_profile("mutants")
-    chosen = [m for m in MUTANTS if all(any(w in part for part in m) for w in words)]
-    survivors, began = [], time.time()
+    chosen = [m for m in mutants() if all(w in m[1] for w in args.words)]
+    if args.fresh:
+        PARTIAL.unlink(missing_ok=True)
+    known = [json.loads(line) for line in PARTIAL.read_text().splitlines()] if PARTIAL.exists() else []
+    version = {what: hashlib.sha256(text.encode()).hexdigest()[:16] for _, what, text in chosen}
+    fates = {x["mutant"]: x["fate"] for x in known if x["fate"] != "SURVIVED" and version.get(x["mutant"]) == x["version"]}
+    began = time.time()
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        copy(folder)
-        if not words and verdict(folder, [*PLAIN, *RANKS]) != "SURVIVED":
+        copy_project(folder)
+        if not args.words and not known and verdict(folder, [t for tests in TESTS.values() for t in tests], 3600) != "SURVIVED":
             raise SystemExit("The tests fail without any mutation: there is nothing to learn from more.")
-        for number, (name, old, new) in enumerate(chosen, 1):
-            path = folder / "ngpt_core" / ("sphere.py" if name == "sphere" else f"optim/{name}.py")
-            text = path.read_text()
-            if text.count(old) != 1:
-                raise SystemExit(f"{name}: this must stand there once, it does {text.count(old)} times: {old!r}")
-            path.write_text(text.replace(old, new))
-            fate = verdict(folder, TESTS.get(name, PLAIN))
+        print(f"{len(chosen)} mutants, {len(fates)} of them known to be killed", flush=True)
+        for number, (name, what, text) in enumerate(chosen, 1):
+            if what in fates:
+                continue
+            path = source(name, folder)
+            original = path.read_text()
             path.write_text(text)
-            print(f"{number:4d}/{len(chosen)}  {fate:8}  {name}: {old!r} -> {new!r}", flush=True)
-            if fate == "SURVIVED":
-                survivors.append((name, old, new))
-    print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} mutants killed in {time.time() - began:.0f} s.")
-    for name, old, new in survivors:
-        print(f"  survived  {name}: {old!r} -> {new!r}")
-    return len(survivors)
+            Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
+            fates[what] = fate = verdict(folder, TESTS.get(name, PLAIN))
+            path.write_text(original)
+            with PARTIAL.open("a") as file:
+                file.write(json.dumps({"version": version[what], "mutant": what, "fate": fate}) + "\n")
+            print(f"{number:4d}/{len(chosen)}  {fate:8}  {what}", flush=True)
+    return report([m[1] for m in chosen], fates, time.time() - began, whole=not args.words)
+
+
+def report(chosen: list[str], fates: dict[str, str], seconds: float, whole: bool) -> int:
+    lived = [what for what in chosen if fates[what] == "SURVIVED"]
+    missed = [what for what in lived if what not in EQUIVALENT]
+    for what in missed:
+        print(f"  survived  {what}")
+    killed = len(chosen) - len(lived)
+    score = {"mutants": len(chosen), "killed": killed, "equivalent": len(lived) - len(missed), "survived": missed}
+    print(f"{killed} of {len(chosen)} mutants killed, {len(lived) - len(missed)} equivalent, {len(missed)} survived.")
+    if whole:
+        score["score"] = round(killed / (killed + len(missed)), 4)
+        RESULT.write_text(json.dumps(score | {"seconds": round(seconds)}, indent=1) + "\n")
+        PARTIAL.unlink(missing_ok=True)
+    return len(missed)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

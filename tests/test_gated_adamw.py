@@ -417,9 +417,12 @@ def test_without_a_unit_dim_the_geometry_is_ignored():
 
 
 BAD = {
-    "lr": [-1e-3, math.nan, math.inf, torch.tensor([1.0, 2.0])], "betas": [(1.0, 0.9), (0.9, -0.1), (0.9,), (0.9, math.nan)],
-    "eps_gate": [0.0, -1e-8], "eps_num": [-1e-14], "a": [0.0, -1.0, math.nan], "weight_decay": [-0.1], "decay": ["both"],
-    "cap": [-0.1, math.nan], "smgc": [True, dict(R=2)], "pmen": [10.0], "unit_dim": [2, -3, 1.0, True], "nonfinite": ["ignore"],
+    "lr": [-1e-3, math.nan, math.inf, torch.tensor([1.0, 2.0]), "1e-3", None],
+    "betas": [(1.0, 0.9), (0.9, -0.1), (0.9,), (0.9, math.nan), 0.9, ("0.9", 0.9)],
+    "eps_gate": [0.0, -1e-8, math.inf, "1e-8"], "eps_num": [-1e-14, None], "a": [0.0, -1.0, math.nan, "0.5"],
+    "weight_decay": [-0.1, None], "decay": ["both"], "cap": [-0.1, math.nan, "1 degree"], "smgc": [True, dict(R=2)],
+    "pmen": [10.0], "unit_dim": [2, -3, 1.0, True], "nonfinite": ["ignore"], "tangent": [None, "no"], "maximize": [1],
+    "capturable": [None], "foreach": ["yes"], "fused": ["cuda"],
 }  # fmt: skip
 
 
@@ -450,6 +453,22 @@ def test_a_zero_row_asked_to_be_unit_is_refused_with_its_name_and_place():
     with pytest.raises(ValueError, match=r"'embed'.*zero vector.*\[2\]"):
         ng.GatedAdamW([("ok", parameter(2, 5)), ("embed", p)], lr=0.1, unit_dim=-1)
     assert torch.equal(p.detach(), before)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_a_row_that_is_not_finite_or_whose_square_is_not_is_refused_too(value):
+    p = torch.nn.Parameter(torch.ones(4, 5))
+    p.data[1, 2] = value
+    with pytest.raises(ValueError, match=r"'0' has a nonfinite vector \(at \[1\]"):
+        ng.GatedAdamW([p], lr=0.1, unit_dim=-1)
+    assert p.detach()[0].eq(1).all()
+
+
+@pytest.mark.parametrize("form", [ng.gate, algorithm.gate_power])
+@pytest.mark.parametrize("bad", [dict(a=0.0), dict(a=-1), dict(eps_gate=0.0), dict(eps_gate=math.nan), dict(a="0.5")], ids=str)
+def test_the_gate_refuses_what_the_optimizer_does(form, bad):
+    with pytest.raises(ValueError, match=f"{next(iter(bad))} must be finite and > 0, got"):
+        form(torch.tensor(1e-8), **bad)
 
 
 def test_complex_and_meta_parameters_are_refused():

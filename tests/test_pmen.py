@@ -162,8 +162,9 @@ def test_without_names_the_order_of_addition_is_the_name():
     "bad",
     [dict(strength=-1.0), dict(tau=-1e-10), dict(profile="soft"), dict(profile="smooth", tau=0.0),
      dict(profile="smooth", b=0.0), dict(reference="none"), dict(start=0), dict(every=0), dict(every=1.5),
-     dict(strength=math.nan)],
+     dict(strength=math.nan), dict(strength="10"), dict(every=math.inf), dict(start=math.nan), dict(seed="a"), dict(seed=0.5),
+     dict(profile="smooth", b="2")], ids=str,
 )  # fmt: skip
 def test_bad_settings_are_refused(bad):
-    with pytest.raises(ValueError, match="PMEN"):
+    with pytest.raises(ValueError, match=f"PMEN: .*{list(bad)[-1]}"):
         ng.PMEN(**bad)

@@ -222,6 +222,7 @@ def test_another_length_is_refused_or_continues_without_a_jump():
         (lambda: log_decay(0.5, rho=0.0), "rho must be > 0"),
         (lambda: log_decay(0.5, rho=-1), "rho must be > 0"),
         (lambda: log_decay(0.5, rho=math.nan), "rho must be > 0"),
+        (lambda: log_decay(0.5, rho="0.05"), "rho must be > 0.*got '0.05'"),
         (lambda: log_decay(1.5), r"must be in \[0, 1\]; got 1.5"),
         (lambda: cosine(-0.1), r"must be in \[0, 1\]"),
         (lambda: linear(math.nan), r"must be in \[0, 1\]"),

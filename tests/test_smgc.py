@@ -105,8 +105,14 @@ def test_in_the_optimizer_the_floor_counts_the_completed_steps(path):
 
 
 @pytest.mark.parametrize(
-    "bad", [dict(R=0.5), dict(R=math.nan), dict(R=math.inf), dict(s_min=-1e-10), dict(start=-1), dict(start=1.5)]
-)
+    "bad",
+    [dict(R=0.99), dict(R=math.nan), dict(R=math.inf), dict(R="100"), dict(s_min=-1e-10), dict(s_min=None), dict(start=-1),
+     dict(start=1.5), dict(start=math.inf), dict(start=math.nan)], ids=str,
+)  # fmt: skip
 def test_bad_settings_are_refused_with_the_value_they_had(bad):
-    with pytest.raises(ValueError, match=rf"SMGC.*{next(iter(bad))}"):
+    ((name, value),) = bad.items()
+    with pytest.raises(ValueError, match=rf"SMGC: {name} .*got {value!r}"):
         ng.SMGC(**bad)
+    if name != "start":
+        with pytest.raises(ValueError, match=rf"SMGC: {name} "):
+            ng.growth_clip(torch.ones(2), torch.ones(2), 3, 0.9, **bad)

@@ -5,7 +5,7 @@
     schedule.py      logarithmic decay and its relatives          diagnostics.py  the paper's figures, live
     groups.py        the rules of a parameter group               nonfinite.py    gradients with nan or inf
     paths.py         which way a tensor takes through a step      sharding.py     tensors in pieces on many ranks
-    fused*           the one-pass kernels
+    fused*           the one-pass kernels                         checks.py       whether a value is a number
 
 The tangent projection (appendix B) and the angular cap (section 2.3) are ``sphere.tangent`` and ``sphere.cap_angle``.
 """

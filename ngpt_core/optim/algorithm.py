@@ -24,10 +24,17 @@ from torch import Tensor
 
 from .. import sphere
 from . import pmen as noise
+from .checks import within
 from .pmen import PMEN
 from .smgc import SMGC, growth_clip
 
 __all__ = ["Rule", "adaptive", "bias_correction", "gate", "gate_power", "gated", "run", "update"]
+
+
+def _check(a: float, eps_gate: float) -> None:
+    for name, value in (("a", a), ("eps_gate", eps_gate)):
+        if not within(value, 0, open=True):
+            raise ValueError(f"The gate's {name} must be finite and > 0, got {value!r}. The paper uses a=0.5, eps_gate=1e-8.")
 
 
 def gate(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
@@ -36,6 +43,7 @@ def gate(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
     >>> gate(torch.tensor([0.0, 1e-10, 1e-8, 1e-6]), a=0.5)
     tensor([0.0000, 0.0909, 0.5000, 0.9091])
     """
+    _check(a, eps_gate)
     return torch.sigmoid(a * torch.log(torch.as_tensor(d) / eps_gate))  # alg. 1, line 9
 
 
@@ -44,6 +52,7 @@ def gate_power(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
 
     Divided through by d^a, because eps_gate^a leaves float32's range for a sharp gate (a > 4.7 at 1e-8).
     """
+    _check(a, eps_gate)
     return 1 / (1 + (eps_gate / torch.as_tensor(d)) ** a)  # app. A
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from . import checks, sharding
 from . import groups as rules
-from . import sharding
 from .algorithm import gate, gate_power
 from .diagnostics import Diagnostics
 from .nonfinite import Watch, capturing
@@ -110,7 +110,7 @@ class GatedAdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            group.setdefault("alpha", float(group["lr"]) if torch.as_tensor(group["lr"]).numel() == 1 else None)
+            group.setdefault("alpha", float(group["lr"]) if checks.number(group["lr"]) else None)
             first = sum(len(g["params"]) for g in self.param_groups[:-1])
             rules.check(group, first)
             rules.normalize(group, first)

@@ -3,7 +3,6 @@
 A slip is answered before anything is changed, with the rule, the value received and what to do.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import sharding
+from .checks import number, within
 from .pmen import PMEN
 from .smgc import SMGC
 
@@ -25,13 +25,15 @@ def check(group: dict, first: int = 0) -> None:
             raise ValueError(f"GatedAdamW: {text}")
 
     def positive(name: str, usual: str, zero: bool = False) -> None:
-        holds = 0 <= group[name] < math.inf and (zero or group[name] > 0)
-        rule(holds, f"{name} must be finite and {'>=' if zero else '>'} 0, got {group[name]}. {usual}")
+        holds = within(group[name], 0, open=not zero)
+        rule(holds, f"{name} must be a finite number {'>=' if zero else '>'} 0, got {group[name]!r}. {usual}")
 
     lr, betas, cap, dim = group["lr"], group["betas"], group["cap"], group["unit_dim"]
-    rule(torch.as_tensor(lr).numel() == 1, f"lr must be one number, got {lr}. A group of its own can have an lr of its own.")
-    rule(0 <= float(lr) < math.inf, f"lr must be finite and >= 0, got {lr}. Usual: 0.24/sqrt(d_model) for unit rows.")
-    rule(len(betas) == 2 and all(0 <= b < 1 for b in betas), f"betas must lie in [0, 1), got {betas}. Paper: (0.975, 0.975).")
+    rule(number(lr), f"lr must be one number, got {lr!r}. A group of its own can have an lr of its own.")
+    positive("lr", "Usual: 0.24/sqrt(d_model) for unit rows.", zero=True)
+    two = isinstance(betas, (tuple, list)) and len(betas) == 2
+    two = two and all(number(b) and 0 <= b < 1 for b in betas)
+    rule(two, f"betas must be two numbers in [0, 1), got {betas!r}. Paper: (0.975, 0.975).")
     positive("eps_gate", "It is the gate's threshold; the paper uses 1e-8.")
     positive("eps_num", "The paper uses 1e-14.", zero=True)
     positive("a", "It is the gate's sharpness; the paper uses 0.5, and 1 is Adam's gate.")
@@ -41,11 +43,16 @@ def check(group: dict, first: int = 0) -> None:
         f"decay must be 'lr' (torch's lr*lambda) or 'eta' (the paper's eta_t*lambda), got {group['decay']!r}.",
     )
     rule(
-        group["decay"] != "eta" or group["alpha"] > 0,
-        f"decay='eta' divides by the base step size alpha, which is {group['alpha']} (the lr when the group was added). Add "
+        group["decay"] != "eta" or within(group["alpha"], 0, open=True),
+        f"decay='eta' divides by the base step size alpha, which is {group['alpha']!r} (the lr when the group was added). Add "
         "the group with its peak lr, or give it the key 'alpha'.",
     )
-    rule(cap is None or float(cap) >= 0, f"cap, the largest angle of a step in radians, must be >= 0 or None, got {cap}.")
+    angle = cap is None or (number(cap) and float(cap) >= 0)
+    rule(angle, f"cap, the largest angle of a step in radians, must be a number >= 0 or None, got {cap!r}.")
+    for name in ("tangent", "maximize", "capturable", "foreach", "fused"):
+        free = name in ("foreach", "fused")
+        fits = isinstance(group[name], bool) or (free and group[name] is None)
+        rule(fits, f"{name} must be True or False{' or None' if free else ''}, got {group[name]!r}.")
     for name, kind in _SETTINGS.items():
         value = group[name]
         rule(value is None or isinstance(value, kind), f"{name} must be {kind.__name__}(...) or None, got {value!r}.")
@@ -89,18 +96,19 @@ def normalize(group: dict, first: int = 0) -> None:
         w = sharding.local(p)
         w = w.float() if w.dtype in (torch.bfloat16, torch.float16) else w
         squares.append(sharding.all_sum((w * w).sum(dim, keepdim=True), sharding.split_groups(p, dim)))
-    flags = [float((ww == 0).any()) for ww in squares]
-    zero, anywhere = sharding.agree(torch.tensor(flags, device=squares[0].device if squares else None), params)
+    flags = [float(not ((ww > 0) & ww.isfinite()).all()) for ww in squares]
+    bad, anywhere = sharding.agree(torch.tensor(flags, device=squares[0].device if squares else None), params)
     if anywhere:  # all ranks raise, or none
-        n = int(zero.argmax())
-        at = (squares[n] == 0).nonzero().tolist()
-        where = "on another rank"
+        n = int(bad.argmax())
+        at = (~((squares[n] > 0) & squares[n].isfinite())).nonzero().tolist()
+        kind, where = "zero or nonfinite", "on another rank"
         if at:
+            kind = "zero" if squares[n][tuple(at[0])] == 0 else "nonfinite"
             place = [i + offset for i, offset in zip(at[0], sharding.offsets(params[n]))]
             del place[dim]
             where = f"at {place} of its other dimensions"
         raise ValueError(
-            f"GatedAdamW: unit_dim={dim} asks for unit vectors along that dimension, but {names[n]!r} has a zero vector "
+            f"GatedAdamW: unit_dim={dim} asks for unit vectors along that dimension, but {names[n]!r} has a {kind} vector "
             f"({where}), which has no direction. Initialize it (Gaussian, say), or use unit_dim=None."
         )
     for p, ww in zip(params, squares):

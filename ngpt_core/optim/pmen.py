@@ -20,6 +20,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from .checks import count, within
+
 __all__ = ["PMEN", "amplitude", "key", "profile", "signs"]
 
 
@@ -46,18 +48,19 @@ class PMEN:
             if not holds:
                 raise ValueError(f"PMEN: {text}")
 
-        rule(0 <= self.strength < math.inf, f"strength is lambda_noise, finite and >= 0; got {self.strength}. Paper: 10.")
-        rule(0 <= self.tau < math.inf, f"tau is a threshold of sqrt(v), finite and >= 0; got {self.tau}. Paper: 1e-10.")
+        rule(within(self.strength, 0), f"strength is lambda_noise, finite and >= 0; got {self.strength!r}. Paper: 10.")
+        rule(within(self.tau, 0), f"tau is a threshold of sqrt(v), finite and >= 0; got {self.tau!r}. Paper: 1e-10.")
         rule(self.profile in ("step", "smooth"), f"profile must be 'step' or 'smooth', got {self.profile!r}.")
         rule(
-            self.profile == "step" or (self.tau > 0 and 0 < self.b < math.inf),
-            f"the smooth profile 1/(1 + (s/tau)^b) needs tau > 0 and b > 0, got tau={self.tau}, b={self.b}. For tau = 0 use "
+            self.profile == "step" or (self.tau > 0 and within(self.b, 0, open=True)),
+            f"the smooth profile 1/(1 + (s/tau)^b) needs tau > 0 and b > 0, got tau={self.tau}, b={self.b!r}. For tau = 0 use "
             "profile='step'.",
         )
         rule(self.reference in ("row", "adam"), f"reference must be 'row' (1/sqrt(d_j)) or 'adam', got {self.reference!r}.")
+        rule(isinstance(self.seed, int), f"seed must be an integer, got {self.seed!r}.")
         for name in ("start", "every"):
             value = getattr(self, name)
-            rule(int(value) == value and value >= 1, f"{name} counts steps from 1: an integer >= 1, got {value}.")
+            rule(count(value, 1), f"{name} counts steps from 1: an integer >= 1, got {value!r}.")
 
     def due(self, t: int | Tensor) -> bool | Tensor:
         """Whether step t is one of the selected steps; a tensor t (a counter on the device) gives a tensor."""

@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import number
+
 __all__ = ["SCHEDULES", "Schedule", "area", "cosine", "linear", "log_decay", "match_auc", "warmup_before", "wsd"]
 
 Progress = float | np.ndarray | Tensor
@@ -62,8 +64,8 @@ def log_decay(r: Progress, rho: float = 0.05, eta_max: float = 1.0, eta_min: flo
     [1.0, 0.6392, 0.2124, 0.0]
     """
     _check_range(eta_max, eta_min)
-    if not rho >= 1e-300:
-        raise ValueError(f"log_decay: rho must be > 0 (the paper uses 0.05; math.inf is linear); got {rho}.")
+    if not (number(rho) and rho >= 1e-300):
+        raise ValueError(f"log_decay: rho must be > 0 (the paper uses 0.05; math.inf is linear); got {rho!r}.")
     fallen = r if math.isinf(rho) else np.log1p(r / rho) / np.log1p(1.0 / rho)
     return eta_min + (eta_max - eta_min) * (1.0 - fallen)  # sec. 2.2, eta(t)
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .checks import count, within
+
 __all__ = ["SMGC", "growth_clip"]
 
 
@@ -37,11 +39,9 @@ class SMGC:
             if not holds:
                 raise ValueError(f"SMGC: {text}")
 
-        rule(1 <= self.R < math.inf, f"R is the largest growth of v in one step, finite and >= 1; got R={self.R}. Paper: 100.")
-        rule(0 <= self.s_min < math.inf, f"s_min is a floor of sqrt(v_hat), finite and >= 0; got {self.s_min}. Paper: 1e-10.")
-        rule(
-            int(self.start) == self.start >= 0, f"start counts completed steps, an integer >= 0; got {self.start}. Paper: 500."
-        )
+        rule(within(self.R, 1), f"R is the largest growth of v in one step, finite and >= 1; got {self.R!r}. Paper: 100.")
+        rule(within(self.s_min, 0), f"s_min is a floor of sqrt(v_hat), finite and >= 0; got {self.s_min!r}. Paper: 1e-10.")
+        rule(count(self.start, 0), f"start counts completed steps, an integer >= 0; got {self.start!r}. Paper: 500.")
 
 
 def growth_clip(g: Tensor, v: Tensor, k: int | Tensor, beta2: float, R: float = 100.0, s_min: float = 1e-10) -> Tensor:
@@ -51,6 +51,7 @@ def growth_clip(g: Tensor, v: Tensor, k: int | Tensor, beta2: float, R: float = 
     >>> growth_clip(torch.tensor([5.0, -50.0, 1.0], dtype=torch.float64), v, k=1000, beta2=0.975, R=2.0)
     tensor([ 5.0000e+00, -6.4031e+00,  6.4031e-10], dtype=torch.float64)
     """
+    SMGC(R, s_min)  # its rules: R >= 1, s_min >= 0
     # The square roots are taken before the maximum: s_min^2 would leave float32's range for a small s_min.
     floor = math.sqrt(1 - beta2**k) * s_min if not isinstance(k, Tensor) else torch.sqrt(1 - beta2**k) * s_min
     root = torch.clamp_min(v.sqrt(), floor)  # app. C, eq. v_bar, as sqrt(v_bar)

@@ -1,0 +1,25 @@
+"""Is this value a number at all? What every rule of the optimizer asks first.
+
+A configuration file readily turns 1e-8 into the string "1e-8" (YAML without a dot does): the answer should be the rule, not a
+traceback from a comparison.
+"""
+
+import math
+from numbers import Integral, Real
+
+from torch import Tensor
+
+
+def number(x: object) -> bool:
+    """A real number, nan and infinities included; or a tensor that holds one."""
+    return (isinstance(x, Real) and not isinstance(x, bool)) or (isinstance(x, Tensor) and x.numel() == 1)
+
+
+def within(x: object, low: float, *, open: bool = False) -> bool:
+    """A finite number >= low (``open``: > low)."""
+    return number(x) and low <= float(x) < math.inf and not (open and float(x) == low)
+
+
+def count(x: object, least: int) -> bool:
+    """A whole number >= least; 500.0 is one too."""
+    return number(x) and (isinstance(x, Integral) or float(x).is_integer()) and x >= least
