@@ -61,7 +61,7 @@ def test_an_entry_has_a_docstring_and_leads_to_its_chapter(kind, name, text):
     assert field and ":doc:`" in field[1], f"{name} names no chapter"
     if members := re.search(r":members: (.+)", text):
         for member in members[1].split(", "):
-            assert hasattr(thing, member) or member in thing.__annotations__, f"{name} has no {member}"
+            assert getattr(thing, member).__doc__, f"{name}.{member} has no docstring: autodoc would leave it out"
 
 
 DATACLASSES = {name: text for _, name, text in ENTRIES if is_dataclass(resolve(name))}

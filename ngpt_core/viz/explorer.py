@@ -40,9 +40,9 @@ class Explorer:
     fn: a pure function of the sliders' values that returns a dict of arrays and numbers, of the same shapes everywhere.
     params: the name of each parameter of ``fn`` and its ``Slider`` (or just its values).
     figure: a function from that dict to a plotly figure, which only draws what it is given; or a ready figure, with ``bind``.
-    bind: for a ready figure: {"trace name.attribute": array key}; left out, every key is itself such an address ("y" alone
-        is the first trace's).
-    readout: texts shown under the sliders, as "gap {gap:.2f}°", with single numbers of the function or values of sliders.
+    bind: for a ready figure: ``{"trace name.attribute": array key}``; left out, every key is itself such an address ("y"
+        alone is the first trace's).
+    readout: texts shown under the sliders, as ``"gap {gap:.2f}°"``, with numbers of the function or values of sliders.
     alt: what the figure shows, in words, for those who do not see it.
     name: the Explorer's key in the page's address; by default the function's name.
 

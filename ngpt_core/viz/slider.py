@@ -23,11 +23,11 @@ class Slider:
     default: float | int | str | None = None
     """One of the values; the middle one where it is left out."""
     label: str = ""
-    """The paper's symbol, as HTML ("α", "s<sub>z</sub>"); the parameter's name where it is left out."""
+    """The paper's symbol, as HTML (``"α"``, ``"s<sub>z</sub>"``); the parameter's name where it is left out."""
     about: str = ""
-    """A word or two beside the symbol ("step size")."""
+    """A word or two beside the symbol (``"step size"``)."""
     unit: str = ""
-    """What follows the number, with its space if it wants one ("°", " steps")."""
+    """What follows the number, with its space if it wants one (``"°"``, ``" steps"``)."""
     log: bool = False
     """Evenly spaced in the logarithm (only for start, stop, n)."""
     format: str = ""
