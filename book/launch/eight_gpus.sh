@@ -6,4 +6,4 @@ DATA=${DATA:-data/corpus}
 OUT=${OUT:-runs/1B}
 
 torchrun --standalone --nproc-per-node 8 -m ngpt_core train --preset 1B --steps 20981 --batch-size 512 --seq-len 8192 \
-  --micro-batch 8 --save-every 500 --keep 2 --async-save --data "$DATA" --out "$OUT" --resume
+  --micro-batch 8 --save-every 500 --keep 2 --async-save --data "$DATA" --out "$OUT" --resume "$@"

@@ -30,7 +30,7 @@ TICKS = [str(n) for n in RANKS]
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 @cache
-def _need(name: str, ranks: int, micro_batch: int, how: str, precision: str) -> Memory | None:
+def rank_memory(name: str, ranks: int, micro_batch: int, how: str, precision: str) -> Memory | None:
     """What a rank needs; None where its share of the batch is smaller than the micro-batch."""
     if micro_batch * ranks > BATCH:
         return None
@@ -41,7 +41,7 @@ def _need(name: str, ranks: int, micro_batch: int, how: str, precision: str) -> 
 
 def by_hand(name: str, micro_batch: int, how: str, precision: str, gpu: str) -> dict:
     """GiB on the fullest rank, part by part, for each number of ranks; and the room on the card."""
-    needs = [_need(name, ranks, micro_batch, how, precision) for ranks in RANKS]
+    needs = [rank_memory(name, ranks, micro_batch, how, precision) for ranks in RANKS]
     room = GPUS[gpu].memory - RESERVE
     parts = {part: [math.nan if need is None else getattr(need, part) / GIB for need in needs] for part in PARTS}
     return {**parts, "room": [room / GIB] * len(RANKS), "here": room / GIB, "at64": needs[RANKS.index(64)].total / GIB}
