@@ -731,6 +731,15 @@ def test_a_state_of_another_model_is_refused_as_torch_refuses_it():
         ng.GatedAdamW([parameter(2)], lr=0.1).load_state_dict(trained([])[2])
 
 
+def test_a_state_of_other_shapes_is_refused_before_anything_is_loaded():
+    *_, small = trained(range(2))
+    p, q = parameter(3, 6), parameter(5)
+    large = ng.GatedAdamW([dict(params=[("p", p)]), dict(params=[("q", q)])], lr=0.7)
+    with pytest.raises(ValueError, match=r"exp_avg .*'p' the state holds \(3, 4\), and the parameter is \(3, 6\)"):
+        large.load_state_dict(small.state_dict())
+    assert not large.state and large.param_groups[0]["lr"] == 0.7
+
+
 def test_it_can_be_copied_and_pickled_in_the_middle_of_training():
     for clone in (copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
         *_, optimizer = trained(range(3))

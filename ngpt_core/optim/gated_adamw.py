@@ -201,14 +201,25 @@ class GatedAdamW(torch.optim.Optimizer):
         saved = state_dict["param_groups"]
         if len(saved) == len(self.param_groups):  # otherwise torch's own error explains
             state_dict = {**state_dict, "param_groups": [rules.unpack(s, own) for s, own in zip(saved, self.param_groups)]}
+        numbers = [n for group in saved for n in group["params"]]
+        own = [slot for group, first in zip(self.param_groups, self._firsts()) for slot in rules.named(group, first)]
+        moments = {
+            (name, p, key): state_dict["state"][n][key]
+            for n, (name, p) in zip(numbers, own)
+            for key in ("exp_avg", "exp_avg_sq")
+            if key in state_dict["state"].get(n, ())
+        }
+        for (name, p, key), moment in moments.items():
+            if moment.shape != p.shape:
+                raise ValueError(
+                    f"GatedAdamW: {key} must have its parameter's shape; for {name!r} the state holds {tuple(moment.shape)}, "
+                    f"and the parameter is {tuple(p.shape)}. Load the state of the same model, parameters in the same order."
+                )
         super().load_state_dict(state_dict)
         # torch casts the state to the parameter's dtype; for half precision that would throw the moments' digits away
-        numbers = [n for group in saved for n in group["params"]]
-        for n, p in zip(numbers, (p for group in self.param_groups for p in group["params"])):
-            if p.dtype in (torch.bfloat16, torch.float16) and n in state_dict["state"]:
-                for name in ("exp_avg", "exp_avg_sq"):
-                    moment = state_dict["state"][n][name]
-                    self.state[p][name] = moment.to(device=p.device, dtype=torch.float32, copy=True)
+        for (_, p, key), moment in moments.items():
+            if p.dtype in (torch.bfloat16, torch.float16):
+                self.state[p][key] = moment.to(device=p.device, dtype=torch.float32, copy=True)
 
     def __getstate__(self) -> dict:
         self._watch.settle()
