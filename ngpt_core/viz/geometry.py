@@ -90,6 +90,38 @@ def step_angles_figure(v: dict) -> go.Figure:
     return figure
 
 
+# ---- two figures of a run --------------------------------------------------------------------------------------------
+
+
+def cap_figure(free: list[float], capped: list[float], limit: list[float]) -> go.Figure:
+    """The largest angle of a row in each step, without a cap, with it, and the cap itself; in degrees."""
+    figure = go.Figure()
+    steps = np.arange(1, len(free) + 1)
+    for y, name, color, dash in (
+        (free, "no cap", "grey", "solid"),
+        (capped, "capped", "blue", "solid"),
+        (limit, "the cap", "magenta", "dash"),
+    ):
+        figure.add_scatter(x=steps, y=y, name=name, mode="lines", line={"color": COLORS[color], "width": 2.5, "dash": dash})
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="largest angle, degrees", type="log", tickvals=[0.01, 0.1, 1, 10])
+    return figure
+
+
+def projection_figure(rates: list[float], runs: dict[str, list[float]]) -> go.Figure:
+    """The final error of runs with and without tangent projection over the peak rate C (on the paper's way of comparing)."""
+    figure = go.Figure()
+    for (name, errors), color in zip(runs.items(), ("blue", "red"), strict=True):
+        look = {"mode": "lines+markers", "line": {"color": COLORS[color], "width": 2.5}, "marker": {"size": 7}}
+        figure.add_scatter(x=rates, y=errors, name=name, **look)
+        best = int(np.argmin(errors))
+        star = {"color": COLORS[color], "size": 15, "symbol": "star"}
+        figure.add_scatter(x=[rates[best]], y=[errors[best]], mode="markers", marker=star, showlegend=False, hoverinfo="skip")
+    figure.update_xaxes(title="C, peak rate × √d", type="log", tickvals=rates)
+    figure.update_yaxes(title="final error, degrees", type="log", tickvals=[4, 5, 6, 7, 8, 10, 15, 20])
+    return figure
+
+
 # ---- how well can its angle be computed? -----------------------------------------------------------------------------
 
 ANGLES = np.geomspace(1e-8, 1e-1, 57)
