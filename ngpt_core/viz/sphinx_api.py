@@ -24,7 +24,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 LITERAL = re.compile(r"(``.+?``|:[a-z:]+:`.+?`)")
-CODE = re.compile(r'(?<![\w`"-])("[\w.+-]+"|--[a-z][\w-]*)(?![\w"])')  # a value, a flag
+CODE = re.compile(r'(?<![\w`"-])("[\w.+-]+ ?"|--[a-z][\w-]*)(?![\w"])')  # a value, a flag
 EMPHASIS = re.compile(r"(?<!\S)\*(?=\w)[^*]*\w\*(?!\w)")
 
 
