@@ -94,3 +94,30 @@ def noise_figure(v: dict) -> go.Figure:
     figure.update_yaxes(title="degrees per step", type="log", range=[-2, 2], exponentformat="power", dtick=1, row=2, col=1)
     figure.update_layout(height=520)
     return figure
+
+
+# ---- two figures of runs ---------------------------------------------------------------------------------------------
+
+
+def recovery_figure(without: list[float], clipped: list[float]) -> go.Figure:
+    """The error over the steps of a run with one broken batch, without clipping and with it."""
+    figure = go.Figure()
+    steps = np.arange(1, len(without) + 1)
+    figure.add_scatter(x=steps, y=without, name="no clipping", **_line("grey"))
+    figure.add_scatter(x=steps, y=clipped, name="SMGC, R = 100", **_line("blue"))
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="squared distance", type="log", exponentformat="power", dtick=1)
+    return figure
+
+
+def zeros_figure(counts: dict[int, tuple[list[float], list[float]]], window: int = 20) -> go.Figure:
+    """Coordinates with a gradient of exactly zero, over d, for each number of units: without noise dashed, with it solid."""
+    figure = go.Figure()
+    for (n, pair), color in zip(counts.items(), ("teal", "blue", "gold"), strict=True):
+        for zeros, dash, strength in zip(pair, ("dash", "solid"), (0, 10), strict=True):
+            mean = np.convolve(zeros, np.ones(window) / window, mode="valid")
+            t = np.arange(window, len(zeros) + 1)
+            figure.add_scatter(x=t, y=mean, name=f"{n} units, λ = {strength}", **_line(color, dash))
+    figure.update_xaxes(title="step", range=[0, len(zeros)])
+    figure.update_yaxes(title="zero gradients / d", rangemode="tozero")
+    return figure
