@@ -34,7 +34,7 @@ TRIALS = {
     "gpt": [
         [{"lr": 0.001}, {"lr": 0.002}, {"lr": 0.004}, {"lr": 0.008}, {"lr": 0.016}],
         [{"betas": "0.9,0.99"}, {"betas": "0.9,0.999"}, {"betas": "0.95,0.99"}, {"betas": "0.8,0.95"}, {"betas": "0.8,0.99"}],
-        [{"schedule": "cosine"}, {"schedule": "linear"}, {"wsd_decay": 0.5}],
+        [{"schedule": "cosine"}, lambda best: {"schedule": "cosine", "lr": 2 * best["lr"]}, {"wsd_decay": 0.5}],
         [{"weight_decay": 0.0}, {"weight_decay": 0.3}, {"clip_norm": "none"}, {"warmup_share": 0.02}],
         [lambda best: {"lr": round(best["lr"] / 1.5, 6)}, lambda best: {"lr": round(best["lr"] * 1.5, 6)}],
     ],
@@ -86,13 +86,14 @@ def finals(lab: Lab) -> None:
 
 
 def length(lab: Lab) -> None:
-    """Betas, C and cap around the tuned ones, at an eighth, a quarter and half of the steps."""
+    """Betas, C and cap around the tuned ones, at other numbers of steps; and the published betas with smaller caps."""
     best, jobs = tuned(lab)["ngpt"], []
-    for steps in (250, 500, 1000):
-        changes = [{}, *({"betas": betas} for betas in ("0.8,0.975", "0.9,0.95", "0.9,0.975", "0.95,0.975", "0.975,0.975"))]
-        changes += [{"C": best["C"] / 2}, {"C": best["C"] * 2}]
-        changes += [{"cap_degrees": degrees} for degrees in (1.0, 2.0, 4.0)]
+    betas = [{"betas": f"{beta1},0.99"} for beta1 in (0.6, 0.8, 0.9, 0.95)]
+    others = [{"C": best["C"] / 2}, {"C": best["C"] * 2}, *({"cap_degrees": x} for x in (0.5, 1.0, 2.0, 4.0))]
+    for steps, changes in ((250, betas + others), (500, betas + others), (1000, betas + others), (4000, betas[1:3])):
         jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, **change}) for change in changes]
+    slow = {"betas": "0.975,0.975"}
+    jobs += [Job(SMALLEST, "ngpt", STEPS[SMALLEST], 0, {**best, **slow, "cap_degrees": x}) for x in (0.25, 0.5)]
     lab.map(jobs)
 
 

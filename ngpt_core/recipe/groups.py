@@ -117,7 +117,9 @@ class Row:
     """How one parameter is trained: ``row.lr`` or ``row["lr"]``."""
 
     name: str
+    """Of the parameter, in the model."""
     shape: tuple[int, ...]
+    """Of the parameter."""
     unit_dim: int | None
     """The axis along which it has norm 1, or None."""
     lr: float
@@ -131,11 +133,13 @@ class Row:
     pmen: bool
     """Does it receive exploration noise?"""
     weight_decay: float
+    """Zero in nGPT's recipe."""
 
     def __getitem__(self, column: str) -> object:
         return getattr(self, column)
 
     def keys(self) -> list[str]:
+        """The columns' names."""
         return list(asdict(self))
 
 

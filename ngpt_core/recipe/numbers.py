@@ -109,8 +109,11 @@ class Settings:
     s_qk_lr: float = 0.2
     """Of s_qk (item 11). s_u, s_mamba and s_moe, of which the paper says nothing, take the global rate."""
     betas: tuple[float, float] = (0.975, 0.975)
+    """Of the two moments (section 4.1): both remember about 40 steps."""
     eps_gate: float = 1e-8
+    """The gate's threshold (section 4.1): it is half open where sqrt(v_hat) is this large."""
     eps_num: float = 1e-14
+    """Added to sqrt(v_hat) in the denominator (section 4.1)."""
     a: float = 0.5
     """The gate's sharpness for unit rows (item 2)."""
     a_other: float = 1.0
@@ -140,6 +143,7 @@ class Settings:
     clip_norm: float | None = None
     """Global gradient norm clipping, for the training loop to do; not part of the recipe."""
     nonfinite: str = "raise"
+    """What a gradient that is not finite does: "raise", "skip" or "off"; see GatedAdamW."""
 
     def __post_init__(self) -> None:
         _positive(self, "C", "expert_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
@@ -171,6 +175,7 @@ class Settings:
         }  # fmt: skip
 
     def build(self, groups: list[dict], total_steps: int) -> tuple[GatedAdamW, Schedule]:
+        """GatedAdamW over these groups, and the schedule that writes their rates and caps."""
         optimizer = GatedAdamW(groups, nonfinite=self.nonfinite)
         eta = partial(log_decay, rho=self.rho) if self.schedule == "log" else self.schedule
         return optimizer, Schedule(optimizer, total_steps, eta, self.warmup, self.warmup_share, self.warmup_share)
@@ -183,7 +188,9 @@ class Baseline:
     lr: float | None = None
     """The peak learning rate. None: the config's, 2.2e-3 down to 1.2e-3 on the ladder."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW's two moments."""
     eps: float = 1e-8
+    """Added to AdamW's denominator."""
     weight_decay: float = 0.1
     """On matrices and embeddings; not on norms, convolutions, A_log, D and dt_bias."""
     schedule: str | Callable[[float], float] = "wsd"
@@ -193,6 +200,7 @@ class Baseline:
     wsd_decay: float = 0.2
     """linearly over this last share of training (not published; ours)."""
     warmup: str = "group"
+    """"group": a factor on the decayed rate. "before": the warmup first, then the schedule over the rest."""
     warmup_tokens: float = 1e9
     """Linear warmup over 1B tokens ..."""
     tokens_per_step: float | None = None
@@ -219,6 +227,7 @@ class Baseline:
         return {"lr": lr, "peak_lr": lr, "warmup": warmup, "betas": self.betas, "eps": self.eps, "weight_decay": weight_decay}
 
     def build(self, groups: list[dict], total_steps: int) -> tuple[torch.optim.AdamW, Schedule]:
+        """torch's AdamW over these groups, and the schedule that writes their rates."""
         optimizer = torch.optim.AdamW(groups)
         eta = partial(wsd, eta_min=self.eta_min, decay=self.wsd_decay) if self.schedule == "wsd" else self.schedule
         return optimizer, Schedule(optimizer, total_steps, eta, self.warmup, self.share(total_steps))

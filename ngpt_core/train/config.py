@@ -132,13 +132,16 @@ class TrainConfig:
             raise ValueError(f"--{_flag(name)} must be an integer, at least {least}; got {value!r}.")
 
     def to_dict(self) -> dict[str, object]:
+        """Plain values, as config.json has them."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "TrainConfig":
+        """From plain values; a name that is no field is an error that lists the fields."""
         return cls(**_typed(cls, values))
 
     def with_values(self, values: Mapping[str, object]) -> "TrainConfig":
+        """A copy with these values changed."""
         return replace(self, **_typed(type(self), values))
 
 
