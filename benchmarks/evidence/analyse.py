@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 import torch
-from runner import MODELS, TABLE
-from study import SEEDS, SMALLEST, STEPS, TRIALS, ablation_jobs, loss
+from runner import MODELS, TABLE, Job
+from study import SEEDS, SMALLEST, STEPS, TRIALS, ablation_jobs, loss, trials
 
 import ngpt_core as ng
 from ngpt_core.train.corpus import embedded
@@ -68,14 +68,23 @@ def read() -> list[dict]:
     return [json.loads(line) for line in TABLE.read_text().splitlines()]
 
 
-def tuning(rows: list[dict], model: str = SMALLEST) -> dict[str, dict]:
-    """Both sides' trials, in the order of the table, and the best."""
+class Stored:
+    """A lab that trains nothing: the search is repeated from the table."""
+
+    def __init__(self, rows: list[dict]):
+        self.rows = {row["name"]: row for row in rows}
+
+    def map(self, jobs: Iterable[Job]) -> list[dict]:
+        return [self.rows[job.name] for job in jobs if job.name in self.rows]
+
+
+def tuning(rows: list[dict]) -> dict[str, dict]:
+    """Both sides' trials, in their order, and the best."""
     found = {}
     for side in TRIALS:
-        trials = [r for r in rows if (r["model"], r["side"], r["seed"], r["steps"]) == (model, side, 0, STEPS[model])]
-        trials = trials[: sum(map(len, TRIALS[side]))]
-        best = min(trials, key=loss)
-        found[side] = {"best": best["recipe"], "trials": [{"recipe": r["recipe"], "loss": r["val_loss"]} for r in trials]}
+        done = trials(Stored(rows), side)
+        listed = [{"recipe": r["recipe"], "loss": r["val_loss"]} for r in done]
+        found[side] = {"best": min(done, key=loss)["recipe"], "trials": listed}
     return found
 
 

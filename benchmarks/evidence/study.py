@@ -54,22 +54,20 @@ def loss(row: dict) -> float:
     return math.inf if row["val_loss"] is None else row["val_loss"]
 
 
-def tune(lab: Lab, side: str, model: str = SMALLEST) -> dict:
-    """The best recipe numbers of a side, after its trials."""
-    best, least = {}, math.inf
+def trials(lab: Lab, side: str, model: str = SMALLEST) -> list[dict]:
+    """The rows of a side's trials, in their order."""
+    best, done = {}, []
     for axis in TRIALS[side]:
         candidates = [{**best, **(trial(best) if callable(trial) else trial)} for trial in axis]
-        rows = lab.map(Job(model, side, STEPS[model], 0, recipe) for recipe in candidates)
-        for recipe, row in zip(candidates, rows):
-            if loss(row) < least:
-                best, least = recipe, loss(row)
-    print(f"tuned {side}: {best} {least}", flush=True)
-    return best
+        done += lab.map(Job(model, side, STEPS[model], 0, recipe) for recipe in candidates)
+        best = min(done, key=loss)["recipe"]
+    return done
 
 
 def tuned(lab: Lab) -> dict[str, dict]:
+    """The best recipe numbers of each side."""
     with ThreadPoolExecutor() as pool:
-        return dict(zip(TRIALS, pool.map(partial(tune, lab), TRIALS)))
+        return {side: min(rows, key=loss)["recipe"] for side, rows in zip(TRIALS, pool.map(partial(trials, lab), TRIALS))}
 
 
 def fight(model: str, steps: int, best: dict[str, dict], shares=SHARES, seeds=SEEDS) -> list[Job]:

@@ -1,0 +1,127 @@
+"""What did our own runs find? The data and the drawings of chapter 9.
+
+``evidence.json`` is made by benchmarks/evidence/analyse.py from the table of all runs (benchmarks/evidence/results/runs.jsonl).
+Nothing is computed here that is not drawing.
+
+    fight   GPT and nGPT with the same blocks, data, batches and tokens, each with its own tuned numbers, on three seeds
+    share   the length of one of nGPT's schedules, in units of GPT's
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+
+from .theme import COLORS
+
+DATA = json.loads((Path(__file__).parent / "evidence.json").read_text(encoding="utf-8"))
+GPT, NGPT = COLORS["red"], COLORS["blue"]
+FIGHTS = {f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M tokens": f for f in DATA["fights"]}
+SEEDS = ["1", "2", "3", "mean"]
+_LENGTHS = max((len(f["shorter"]) for f in DATA["fights"]), default=0)
+
+
+def _pick(values: list[float], seed: str) -> float:
+    return float(np.mean(values)) if seed == "mean" else values[int(seed) - 1]
+
+
+# ---- the ratio of tokens ---------------------------------------------------------------------------------------------
+def ratio(fight: str, seed: str) -> dict:
+    """nGPT's final losses by the length of their schedules, GPT's final loss, and where the two meet."""
+    f = FIGHTS[fight]
+    shares = sorted((float(share), _pick(losses, seed)) for share, losses in f["shorter"].items())
+    shares += [(np.nan, np.nan)] * (_LENGTHS - len(shares))
+    x, y = (np.array(column) * scale for column, scale in zip(zip(*shares), (f["tokens"] / 1e6, 1.0)))
+    gpt = _pick(f["gpt"], seed)
+    found = (f["ratio"] if seed == "mean" else f["seeds"][int(seed) - 1]) if f["ratio"] else np.nan
+    meet = found * f["tokens"] / 1e6
+    return {
+        "x": x, "y": y, "gpt_x": np.array([f["tokens"] / 1e6]), "gpt_y": np.array([gpt]),
+        "line_x": np.array([np.nanmin(x) * 0.9, f["tokens"] * 1.1 / 1e6]), "line_y": np.array([gpt, gpt]),
+        "meet_x": np.array([meet, meet]), "meet_y": np.array([gpt, np.nanmin(y)]),
+        "gpt": gpt, "ngpt": _pick(f["ngpt"], seed), "ratio": found,
+    }  # fmt: skip
+
+
+def ratio_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    grey = {"color": COLORS["grey"], "width": 1.5, "dash": "dot"}
+    figure.add_scatter(x=v["line_x"], y=v["line_y"], mode="lines", line=grey, showlegend=False, hoverinfo="skip")
+    figure.add_scatter(x=v["meet_x"], y=v["meet_y"], mode="lines", line=grey, showlegend=False, hoverinfo="skip")
+    figure.add_scatter(
+        x=v["x"], y=v["y"], mode="lines+markers", name="nGPT, one run a point",
+        line={"color": NGPT, "width": 2}, marker={"size": 9, "color": NGPT},
+    )  # fmt: skip
+    figure.add_scatter(
+        x=v["gpt_x"], y=v["gpt_y"], mode="markers", name="GPT", marker={"size": 11, "color": GPT, "symbol": "square"}
+    )
+    figure.update_xaxes(title="tokens of the schedule, millions", type="log", exponentformat="none", nticks=6)
+    figure.update_yaxes(title="final held-out loss, nats per byte")
+    return figure
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+def curves_figure(fight: str) -> go.Figure:
+    """Training loss over tokens, three seeds a side; each point is the mean of one fortieth of the run."""
+    f, figure = FIGHTS[fight], go.Figure()
+    for name, color in (("GPT", GPT), ("nGPT", NGPT)):
+        for i, curve in enumerate(f["curves"][name.lower()]):
+            x = (np.arange(len(curve)) + 0.5) / len(curve) * f["tokens"] / 1e6
+            line = {"color": color, "width": 1.5}
+            figure.add_scatter(x=x, y=curve, mode="lines", line=line, name=name, showlegend=i == 0, legendgroup=name)
+    figure.update_xaxes(title="tokens, millions")
+    figure.update_yaxes(title="training loss, nats per byte", range=[1.2, 2.6])
+    return figure
+
+
+# ---- tuning ----------------------------------------------------------------------------------------------------------
+def _words(recipe: dict) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in recipe.items())
+
+
+def tuning_figure() -> go.Figure:
+    """Every trial of both sides in its order, and the best so far."""
+    figure = go.Figure()
+    for name, color, symbol in (("GPT", GPT, "square"), ("nGPT", NGPT, "circle")):
+        trials = DATA["tuning"][name.lower()]["trials"]
+        losses = np.array([np.nan if t["loss"] is None else t["loss"] for t in trials])
+        x, best = np.arange(1, len(trials) + 1), np.fmin.accumulate(losses)
+        figure.add_scatter(
+            x=x, y=losses, mode="markers", name=f"{name}, a trial", marker={"color": color, "symbol": symbol, "size": 8},
+            text=[_words(t["recipe"]) for t in trials], hovertemplate="%{text}: %{y:.3f}<extra></extra>",
+        )  # fmt: skip
+        line = {"color": color, "width": 2, "shape": "hv"}
+        figure.add_scatter(x=x, y=best, mode="lines", name=f"{name}, the best so far", line=line)
+    figure.update_xaxes(title="trial")
+    figure.update_yaxes(title="final held-out loss, nats per byte")
+    return figure
+
+
+# ---- ablations -------------------------------------------------------------------------------------------------------
+def ablations_figure() -> go.Figure:
+    """What each change costs (right of zero) or gains (left), with its 95% interval over three seeds."""
+    rows = sorted((a for a in DATA["ablations"] if "difference" in a), key=lambda a: a["difference"])
+    x = np.array([a["difference"] for a in rows])
+    error = {
+        "type": "data", "symmetric": False, "thickness": 1.5, "color": COLORS["grey"],
+        "array": [a["high"] - a["difference"] for a in rows], "arrayminus": [a["difference"] - a["low"] for a in rows],
+    }  # fmt: skip
+    figure = go.Figure()
+    marker = {"size": 9, "color": [COLORS["red"] if a["low"] > 0 else NGPT if a["high"] < 0 else COLORS["grey"] for a in rows]}
+    figure.add_scatter(x=x, y=[a["name"] for a in rows], mode="markers", marker=marker, error_x=error, showlegend=False)
+    figure.add_vline(x=0, line={"color": COLORS["grey"], "width": 1, "dash": "dot"})
+    figure.update_xaxes(title="final loss minus the recipe's, nats per byte")
+    figure.update_layout(height=110 + 24 * len(rows), margin={"l": 190})
+    return figure
+
+
+# ---- the length of the run -------------------------------------------------------------------------------------------
+def _length_table(vary: str) -> dict[int, dict[str, float]]:
+    """Steps -> value of ``vary`` -> loss, the other numbers being the tuned ones."""
+    best, found = DATA["tuning"]["ngpt"]["best"], {}
+    others = [k for k in ("betas", "C", "cap_degrees") if k != vary]
+    for r in DATA["lengths"]:
+        if r["loss"] is not None and all(r[k] == best.get(k, "paper") for k in others):
+            found.setdefault(r["steps"], {})[str(r[vary])] = r["loss"]
+    return dict(sorted(found.items()))
