@@ -192,12 +192,13 @@ def loads_figure(loads: Tensor) -> go.Figure:
     """Loads [steps, layers, E] of a run, as multiples of the mean: one panel for each layer."""
     _, layers, E = loads.shape
     share = loads / loads.mean(-1, keepdim=True)
-    figure = make_subplots(rows=1, cols=layers, shared_yaxes=True, horizontal_spacing=0.04)
+    titles = [f"layer {layer + 1}" for layer in range(layers)]
+    figure = make_subplots(rows=1, cols=layers, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
     for layer in range(layers):
         for i in range(E):
             look = {"mode": "lines", "line": {"color": COLORS["blue"], "width": 1.2}, "opacity": 0.6, "showlegend": False}
             figure.add_scatter(y=share[:, layer, i], **look, row=1, col=layer + 1)
-        figure.update_xaxes(title=f"step, MoE layer {layer + 1}", row=1, col=layer + 1)
+        figure.update_xaxes(title="step", row=1, col=layer + 1)
     figure.update_yaxes(title="load / mean", row=1, col=1, rangemode="tozero")
     return figure
 
