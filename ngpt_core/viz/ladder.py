@@ -302,8 +302,8 @@ def fixed_size_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=SHARES, y=v["curve"], name="nGPT over GPT", mode="lines", line=_thin(NGPT), hovertemplate=label)
     here = {"mode": "markers", "marker": _marks(NGPT), "showlegend": False, "hovertemplate": label}
     figure.add_scatter(x=v["here"][:1], y=v["here"][1:], **here)
-    figure.update_xaxes(title="share of the ladder's gain that tokens alone bring", range=[0.18, 1.02])
-    figure.update_yaxes(title="tokens (or time) needed, of GPT's", range=[0, 1])
+    figure.update_xaxes(title="w, the share that tokens alone bring", range=[0.18, 1.02])
+    figure.update_yaxes(title="nGPT's tokens (or time) / GPT's", range=[0, 1])
     figure.update_layout(height=360)
     return figure
 
@@ -324,7 +324,7 @@ def gate_gain_figure(v: dict) -> go.Figure:
     label = "%{x}: %{y:.4f}<extra></extra>"
     figure.add_bar(x=GATED, y=v["whole"], name="GPT − nGPT (published)", marker_color=COLORS["grey"], hovertemplate=label)
     figure.add_bar(x=GATED, y=v["gain"], name="a = 0.5 against a = 1 (implied)", marker_color=NGPT, hovertemplate=label)
-    figure.update_yaxes(title="difference in validation loss", range=[0, 0.06])
+    figure.update_yaxes(title="difference in loss", range=[0, 0.06])
     figure.update_layout(height=340, barmode="group")
     return figure
 
