@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import ngpt_core as ng
 from ngpt_core import sphere
 from ngpt_core.optim import Diagnostics, algorithm
+from ngpt_core.optim.pmen import signs
 
 F64 = torch.float64
 quick = settings(max_examples=60, deadline=None)
@@ -53,6 +54,12 @@ def test_the_gate_is_zero_at_zero_half_at_the_threshold_and_one_far_above():
     for a in (0.25, 0.5, 1.0, 4.0, 9.0):
         for form in (ng.gate, algorithm.gate_power):
             torch.testing.assert_close(form(d, a, 1e-8), torch.tensor([0.0, 0.5, 1.0]), rtol=1e-4, atol=0)
+
+
+def test_both_forms_have_the_papers_defaults():
+    d = torch.tensor([1e-11, 1e-9, 1e-8, 3e-7], dtype=F64)
+    for form in (ng.gate, algorithm.gate_power):
+        assert torch.equal(form(d), form(d, 0.5, 1e-8))
 
 
 def test_a_smaller_a_opens_the_gate_below_the_threshold_and_closes_it_above():
@@ -161,6 +168,30 @@ def test_every_path_is_the_twin_in_float32(name, ours):
 @pytest.mark.parametrize("name", ["everything", "everything, smooth"])
 def test_stacked_and_capturable_steps_are_the_twin_in_float64(ours, name):
     both((3, 5), 60, ours=ours, tolerance=2e-7 if "capturable" in ours else 1e-10, **SWITCHES[name])
+
+
+def one_step(w, g, pmen=None, tangent=True, **settings):
+    """``algorithm.update`` from zero moments, without an optimizer around it."""
+    rule = algorithm.Rule(
+        lr=0.1, decay=0.0, beta1=0.9, beta2=0.9, eps_gate=1e-8, eps_num=1e-14, a=0.5, dim=-1, length=w.shape[-1], pmen=pmen,
+        tangent=tangent,
+    )  # fmt: skip
+    return algorithm.run(algorithm.update(w, g, torch.zeros_like(w), torch.zeros_like(w), 1, rule, **settings))
+
+
+@pytest.mark.parametrize("norm", [1e-3, 1.1e-6, 0.7e-6, 1e-8])
+def test_the_projection_divides_by_the_squared_norm_or_1e_12(norm):
+    """Appendix B's eps: a vector this short is nowhere in training, but the formula is the formula."""
+    w, g = norm * sphere.unit(torch.randn(3, 5, dtype=F64)), torch.randn(3, 5, dtype=F64)
+    _, m, _ = one_step(w, g)
+    ww, wg = (w * w).sum(-1, keepdim=True), (w * g).sum(-1, keepdim=True)
+    torch.testing.assert_close(m, 0.1 * (g - w * wg / ww.clamp_min(1e-12)), rtol=1e-12, atol=0)
+
+
+def test_without_a_key_the_noise_is_that_of_key_zero():
+    w, index = sphere.unit(torch.randn(3, 5, dtype=F64)), torch.arange(15).reshape(3, 5)
+    noisy, _, _ = one_step(w, torch.zeros_like(w), ng.PMEN(strength=1.0), index=index)
+    torch.testing.assert_close(noisy, sphere.unit(w + 0.1 / math.sqrt(5) * signs(0, 1, index).double()), rtol=0, atol=1e-14)
 
 
 def test_experts_in_three_dimensions_are_the_twin():
