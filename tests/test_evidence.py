@@ -31,7 +31,10 @@ def evidence():
 
 def test_the_token_ratio_of_a_law_that_is_known(evidence):
     analyse = evidence[2]
-    law = lambda tokens, advantage: 3.0 - 0.2 * math.log(tokens * advantage)  # straight over log(tokens)
+
+    def law(tokens, advantage):
+        return 3.0 - 0.2 * math.log(tokens * advantage)  # straight over log(tokens)
+
     gpt = {seed: law(1000, 1.0) for seed in (1, 2, 3)}
     ngpt = {seed: {t: law(t, advantage) for t in (350, 500, 700, 1000)} for seed, advantage in zip((1, 2, 3), (2.0, 2.2, 1.8))}
     found = analyse.token_ratio(gpt, 1000, ngpt)

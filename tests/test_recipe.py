@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -443,3 +444,25 @@ def test_a_parameter_in_two_modules_is_named():
     model.head.weight = model.embedding.weight
     with pytest.raises(ValueError, match=r"shared by two modules: \['embedding.weight'\]"):
         recipe.table(model)
+
+
+# ---- short runs ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_long_run_has_the_published_numbers_and_a_short_one_a_shorter_memory(normalized):
+    model = ng.LanguageModel(ng.preset("pico-dense", normalized=normalized))
+    published = ng.recipe.settings(model)
+    assert all(ng.recipe.scaled(model, steps) == published for steps in (16_000, 21_000, 10**6))  # 1B has 21,000
+    first = [ng.recipe.scaled(model, steps).betas[0] for steps in (1, 100, 1000, 2000, 4000, 8000, 16_000)]
+    assert first == sorted(first) and first[0] < published.betas[0] and first[-1] == published.betas[0]
+    assert replace(ng.recipe.scaled(model, 100), betas=published.betas) == published  # nothing else changes
+    assert ng.recipe.scaled(published, 100) == ng.recipe.scaled(model, 100)
+
+
+def test_what_is_overridden_is_not_scaled():
+    model = ng.LanguageModel(ng.preset("pico-dense"))
+    numbers = ng.recipe.scaled(model, 100, betas=(0.5, 0.6), C=0.3)
+    assert numbers.betas == (0.5, 0.6) and numbers.C == 0.3
+    with pytest.raises(ValueError, match="has no 'nothing'"):
+        ng.recipe.scaled(model, 100, nothing=1)
+    with pytest.raises(ValueError, match="at least 1; got 0"):
+        ng.recipe.scaled(model, 0)

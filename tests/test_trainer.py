@@ -73,7 +73,7 @@ def test_a_run_is_the_plain_loop_written_out_by_hand(corpus, tmp_path, normalize
 
     model = ng.LanguageModel(run.model)
     initialize(model, 0, torch.device("cpu"))
-    numbers = recipe_numbers(run.config, run.model)
+    numbers = recipe_numbers(run.config, run.model, 6)
     optimizer, schedule = ng.recipe.build(model, 6, numbers)
     loader = Loader([(Corpus(corpus), 1.0)], 4, 32)
     for record in read_metrics(run.folder):

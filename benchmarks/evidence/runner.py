@@ -76,7 +76,7 @@ class Job:
         for key, value in {**model, **self.fields}.items():
             flags += [f"--{key.replace('_', '-')}", str(value)]
         flags += ["--recipe", *(f"{key}={value}" for key, value in self.recipe.items())] if self.recipe else []
-        flags += ["--eval-every", "0", "--eval-windows", "1000", "--save-every", "1000", "--keep", "1"]
+        flags += ["--eval-every", "0", "--eval-windows", "1000", "--save-every", "1000", "--keep", "1", "--no-scaled"]
         return [*flags, "--diagnostics-every", "0", "--sample-tokens", "0", "--no-tensorboard", "--no-verify-data"]
 
 

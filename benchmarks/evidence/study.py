@@ -42,7 +42,7 @@ TRIALS = {
         [{"C": 0.24}, {"C": 0.24, "betas": "0.95,0.975"}, {"C": 0.24, "betas": "0.9,0.95"}, {"C": 0.24, "betas": "0.9,0.99"}],
         [{"betas": "0.8,0.99"}, {"betas": "0.9,0.995"}, {"betas": "0.95,0.99"}, {"betas": "0.6,0.99"}],
         [{"C": 0.06}, {"C": 0.12}, {"C": 0.48}],
-        [{"cap_degrees": 2.0}, {"cap_degrees": 4.0}, {"cap_degrees": "none"}],
+        [{"cap_degrees": 2.0}, {"cap_degrees": 4.0}, {"cap_degrees": 0.5}],
         [{"s_z_lr": 1.0, "alpha_lr": 0.4, "s_qk_lr": 0.4}, {"s_z_lr": 0.25, "alpha_lr": 0.1, "s_qk_lr": 0.1}, {"rho": 0.2}],
         [lambda best: {"C": round(best["C"] / 1.5, 6)}, lambda best: {"C": round(best["C"] * 1.5, 6)}],
     ],
@@ -90,6 +90,7 @@ def length(lab: Lab) -> None:
     others = [{"C": best["C"] / 2}, {"C": best["C"] * 2}, *({"cap_degrees": x} for x in (0.5, 1.0, 2.0, 4.0))]
     for steps, changes in ((250, betas + others), (500, betas + others), (1000, betas + others), (4000, betas[1:3])):
         jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, **change}) for change in changes]
+    jobs += [Job(SMALLEST, "ngpt", STEPS[SMALLEST], 0, {**best, "betas": "0.8,0.975"})]
     slow = {"betas": "0.975,0.975"}
     jobs += [Job(SMALLEST, "ngpt", STEPS[SMALLEST], 0, {**best, **slow, "cap_degrees": x}) for x in (0.25, 0.5)]
     lab.map(jobs)

@@ -27,10 +27,16 @@ def settings(model: nn.Module, base: Settings | Baseline | None = None, **overri
     kind = Settings if _config(model).normalized else Baseline
     if base is not None and not isinstance(base, kind):
         raise ValueError(f"recipe: nGPT takes Settings, GPT takes Baseline; this model wants {kind.__name__}, got {base!r}.")
-    known = [f.name for f in fields(kind)]
+    return changed(base or kind(), overrides)
+
+
+def changed(numbers: Settings | Baseline, overrides: dict[str, object]) -> Settings | Baseline:
+    """``numbers`` with ``overrides`` by name; an unknown name is an error that lists the known ones."""
+    known = [f.name for f in fields(numbers)]
     if unknown := sorted(overrides.keys() - set(known)):
-        raise ValueError(f"recipe: {kind.__name__} has no {', '.join(map(repr, unknown))}. It has: {', '.join(known)}.")
-    return replace(base or kind(), **overrides)
+        kind, names = type(numbers).__name__, ", ".join(map(repr, unknown))
+        raise ValueError(f"recipe: {kind} has no {names}. It has: {', '.join(known)}.")
+    return replace(numbers, **overrides)
 
 
 # ---- from a model to groups ------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ class TrainConfig:
     recipe: tuple[str, ...] = ()
     """Numbers of the recipe to change, NAME=VALUE: those of recipe.Settings (nGPT) or recipe.Baseline (GPT), e.g. rho=0.1. A
     dot reaches into PMEN and SMGC: smgc.R=2."""
+    scaled: bool = True
+    """Give a short run the numbers that suit it (recipe.scaled); a long one has the paper's anyway. --recipe comes on top."""
 
     eval_every: int = 50
     """Evaluate every so many steps, and at the end; 0: only at the end."""
@@ -254,8 +256,8 @@ def model_config(values: Mapping[str, object]) -> ModelConfig:
     return preset(name, normalized, **values)
 
 
-def recipe_numbers(config: TrainConfig, model: ModelConfig) -> recipe.Settings | recipe.Baseline:
-    """The recipe's numbers for this run: the paper's, with the seed, the batch and what ``--recipe`` changes.
+def recipe_numbers(config: TrainConfig, model: ModelConfig, steps: int | None = None) -> recipe.Settings | recipe.Baseline:
+    """The recipe's numbers for this run of ``steps``: the paper's, or those scaled to it, with what ``--recipe`` changes.
 
     The trainer looks at every gradient itself, and stops before the update: the optimizer need not look again.
     """
@@ -264,6 +266,8 @@ def recipe_numbers(config: TrainConfig, model: ModelConfig) -> recipe.Settings |
         numbers = kind(pmen=PMEN(seed=config.seed), nonfinite="off")
     else:
         numbers = kind(tokens_per_step=float(config.batch_size * config.seq_len))
+    if config.scaled and steps is not None:
+        numbers = recipe.scaled(numbers, steps)
     for item in config.recipe:
         name, equals, text = item.partition("=")
         if not equals:

@@ -62,7 +62,7 @@ class Trainer:
             self.model = LanguageModel(run.model)
         self.parallel = parallelize(self.model, config, world)
         initialize(self.model, config.seed, world.device)
-        numbers = recipe_numbers(config, run.model)
+        numbers = recipe_numbers(config, run.model, run.steps)
         self.optimizer, self.schedule = recipe.build(self.model, run.steps, numbers)
         self.clip_norm = numbers.clip_norm
         # the rate that metrics show: that of the input embedding, which in both recipes is the global one
@@ -328,7 +328,7 @@ def dry_run(run: Run) -> str:
     """``ngpt train --dry-run``: the recipe's table, and the run's size. Nothing is trained or written."""
     with torch.device("meta"):
         model = LanguageModel(run.model)
-    rows = recipe.table(model, run.steps, recipe_numbers(run.config, run.model))
+    rows = recipe.table(model, run.steps, recipe_numbers(run.config, run.model, run.steps))
     tokens = run.steps * run.config.batch_size * run.config.seq_len
     size = sum(p.numel() for p in model.parameters())
     return f"{recipe.format_table(rows)}\n{len(rows)} parameters, {size:,} numbers; {run.steps:,} steps, {tokens:,} tokens"
