@@ -152,17 +152,18 @@ def _kept(c: ModelConfig, letter: str, how: str) -> float:
 
 
 def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
-    """What a rank needs at the worst moment of a step. ``parameters`` and ``optimizer`` are exact, the rest estimates.
+    """What a rank needs at the worst moment of a step.
 
-    Activations and gathered weights have two bytes a number, and four with ``--precision fp32``.
+    ``parameters`` and ``optimizer`` are exact, the rest estimates. Activations and
+    gathered weights have two bytes a number, and four with ``--precision fp32``.
     """
     state = state_bytes(model, config, ranks)
     tokens = (config.micro_batch or config.batch_size // ranks) * config.seq_len
     d, counts = model.d_model, {letter: model.pattern.count(letter) for letter in "M*-E"}
-    kept = sum(n * _kept(model, letter, config.activation_checkpointing) for letter, n in counts.items())
-    again = max(_kept(model, letter, "none") for letter, n in counts.items() if n)  # the block that is computed again
-    if config.activation_checkpointing == "none":
-        again = 0
+    how, again = config.activation_checkpointing, 0
+    kept = sum(n * _kept(model, letter, how) for letter, n in counts.items())
+    if how != "none":  # the block that is computed again
+        again = max(_kept(model, letter, "none") for letter, n in counts.items() if n)
     total, _ = count_parameters(model)
     biggest = max(_block_parameters(model).values()) / config.expert_parallel
     chunk = min(max(256, d), tokens)
@@ -171,10 +172,12 @@ def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
         parameters=state["parameters"],
         optimizer=state["optimizer"],
         gradients=state["parameters"],
-        # this block and the next as they compute (or all), and one block's gradients before and (fp32) after they are scattered
+        # this block and the next one as they compute (or all blocks), and
+        # a block's gradients before and, in fp32, after they are scattered
         gathered=int((2 * biggest if config.reshard else total) * width + biggest * (width + 4)),
         activations=int(width * tokens * (kept + again)),
-        logits=4 * chunk * model.vocab_size + (width + 4) * (model.vocab_size + tokens) * d,  # a chunk of z; W, dW; dh
+        # a chunk of logits; W and its gradient; h and its gradient
+        logits=4 * chunk * model.vocab_size + (width + 4) * (model.vocab_size + tokens) * d,
     )
 
 

@@ -60,7 +60,7 @@ def by_hand_figure(v: dict) -> go.Figure:
 
 # ---- time and GPU hours ----------------------------------------------------------------------------------------------
 def scaling_out(name: str, gpu: str, mfu: float, kept: float) -> dict:
-    """Days, and GPU hours, over the number of GPUs, when each doubling beyond 8 keeps that share of the MFU."""
+    """Days over the number of GPUs, and GPU hours over those of 8, when each doubling beyond 8 keeps that share of the MFU."""
     N = np.array(RANKS)
     reached = mfu * kept ** np.log2(N / RANKS[0])
     seconds = work(name)[1] / (N * GPUS[gpu].peak * reached)  # eq-train-time
@@ -69,7 +69,8 @@ def scaling_out(name: str, gpu: str, mfu: float, kept: float) -> dict:
     return {
         "days": seconds / 86400,
         "ideal": ideal / 86400,
-        "hours": hours,
+        "bill": hours / hours[0],
+        "hours": hours[-1],
         "last": seconds[-1] / 86400,
         "more": hours[-1] / hours[0],
     }
@@ -81,11 +82,11 @@ def scaling_out_figure(v: dict) -> go.Figure:
     line = {"mode": "lines+markers", "line": {"color": COLORS["blue"], "width": 2.5}}
     figure.add_scatter(x=TICKS, y=v["ideal"], name="if nothing were lost", **dash, row=1, col=1)
     figure.add_scatter(x=TICKS, y=v["days"], name="days", **line, row=1, col=1)
-    figure.add_bar(x=TICKS, y=v["hours"], name="GPU hours", marker_color=COLORS["teal"], row=2, col=1)
+    figure.add_bar(x=TICKS, y=v["bill"], name="GPU hours, those of 8 being 1", marker_color=COLORS["teal"], row=2, col=1)
     figure.update_xaxes(type="category")
     figure.update_xaxes(title="GPUs", row=2, col=1)
     figure.update_yaxes(title="days", type="log", dtick=1, range=[-2.3, 3.5], exponentformat="power", row=1, col=1)
-    figure.update_yaxes(title="GPU hours", type="log", dtick=1, range=[1, 6.2], exponentformat="power", row=2, col=1)
+    figure.update_yaxes(title="GPU hours, relative", range=[0, 4], row=2, col=1)
     return figure.update_layout(height=480)
 
 
