@@ -122,7 +122,7 @@ def _compare(folder: Path, runs: list[LoggedRun]) -> None:
     print(f"+- is the 95% interval over {len(losses['gpt'])} windows of held-out text, for these two models.")
     if (spread := seed_spread()) is not None:
         print(f"Another seed moves a difference by about {spread:.3f} (two standard deviations; the book's chapter 9).")
-    print("One seed, two minutes: an illustration. The book's chapter 9 has the evidence.")
+    print("One seed and a short run: an illustration. The book's chapter 9 has the evidence.")
 
 
 def verdict(difference: float, half: float) -> str:
