@@ -47,11 +47,19 @@ FLIPPED = {
     "smgc": ["growth_clip"],
     "pmen": ["due", "profile", "amplitude", "_mix", "signs"],
     "sphere": ["tangent", "project", "polar", "turn", "angle", "cap_angle"],
-    "schedule": ["log_decay", "cosine", "linear", "wsd", "_warmup", "warmup_before", "match_auc", "area", "progress", "at"],
+    # not schedule.area: how finely an integral is taken is nobody's constant
+    "schedule": ["log_decay", "cosine", "linear", "wsd", "_warmup", "warmup_before", "match_auc", "progress", "at"],
 }
 
 # Survivors that compute the same as the original, and why.
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT = {
+    "algorithm.update: torch.atan2(length, along) > rule.cap -> torch.atan2(length, along) >= rule.cap": (
+        "a candidate exactly at the cap is the point to which the cap would turn it"
+    ),
+    "algorithm.update: psi * noise.signs(key, t, index) -> psi / noise.signs(key, t, index)": "the signs are -1 and 1",
+    "schedule.warmup_before: 1.0 -> 1.5": "the upper end of np.clip: r <= 1 was checked before, so nothing is above 1",
+    "schedule.warmup_before: r < share -> r <= share": "both sides are schedule(0) at r = share: it is continuous",
+}
 
 # file, what stands there (once), what is put in its place
 MUTANTS = [
@@ -434,6 +442,7 @@ def main() -> int:
             with PARTIAL.open("a") as file:
                 file.write(json.dumps({"version": version[what], "mutant": what, "fate": fate}) + "\n")
             print(f"{number:4d}/{len(chosen)}  {fate:8}  {what}", flush=True)
+    gc.unfreeze()
     return report([m[1] for m in chosen], fates, time.time() - began, whole=not args.words)
 
 

@@ -62,6 +62,7 @@ def test_areas_are_exact_where_a_formula_exists(rho):
     assert area(partial(log_decay, rho=rho)) == pytest.approx(1 - ((1 + rho) * L - 1) / L, abs=1e-9)
     assert area(wsd) == pytest.approx(0.9, abs=1e-9)
     assert area(warmup_before(cosine, 0.1)) == pytest.approx(0.05 + 0.45, abs=1e-9)
+    assert area(warmup_before(linear)) == pytest.approx(0.5, abs=1e-9) and warmup_before(linear)(0.05) == pytest.approx(0.5)
     assert area(lambda r: 1.0 if r < 1 / 3 else 0.0) == pytest.approx(1 / 3, abs=1e-9)  # even a jump
 
 
@@ -229,6 +230,7 @@ def test_another_length_is_refused_or_continues_without_a_jump():
         (lambda: cosine(0.1, eta_max=0.1, eta_min=0.2), "eta_min <= eta_max"),
         (lambda: linear(0.1, eta_min=-1), "0 <= eta_min"),
         (lambda: wsd(0.1, decay=0), r"in \(0, 1\]"),
+        (lambda: wsd(0.1, decay=1.01), r"in \(0, 1\]"),
         (lambda: warmup_before(wsd, 1.0), r"in \[0, 1\)"),
         (lambda: match_auc(lambda r: 0.0, cosine), "positive area"),
         (lambda: match_auc(cosine, lambda r: 0.0), "positive area"),
