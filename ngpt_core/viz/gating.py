@@ -108,8 +108,9 @@ def histogram_figure(edges: list[float], runs: dict[str, list[int]]) -> go.Figur
         figure.add_scatter(x=SCALES, y=y, name=f"gate, a = {a:g}", **_curve(color, "dash"), secondary_y=True)
     for x, name in ((1e-8, "ε<sub>gate</sub>"), (1e-14, "ε<sub>num</sub>")):
         figure.add_scatter(x=[x, x], y=[0, 1.03], name=name, showlegend=x == 1e-8, **_thin("grey"), secondary_y=True)
-    decades = [1e-14, 1e-11, 1e-8, 1e-5, 1e-2]
-    figure.update_xaxes(type="log", title="√v̂", exponentformat="power", tickvals=decades, range=[-15, -1])
+    powers = (-14, -11, -8, -5, -2)
+    ticks = {"tickvals": [10.0**p for p in powers], "ticktext": [f"10<sup>{p}</sup>" for p in powers]}
+    figure.update_xaxes(type="log", title="√v̂", range=[-15, -1], **ticks)
     figure.update_yaxes(type="log", title="coordinates", exponentformat="power", dtick=1, range=[0, 5.2], secondary_y=False)
     figure.update_yaxes(title="gate γ", range=[0, 1.03], tickvals=[0, 0.25, 0.5, 0.75, 1], showgrid=False, secondary_y=True)
     return figure
