@@ -57,6 +57,11 @@ EQUIVALENT = {
         "a candidate exactly at the cap is the point to which the cap would turn it"
     ),
     "algorithm.update: psi * noise.signs(key, t, index) -> psi / noise.signs(key, t, index)": "the signs are -1 and 1",
+    "sphere.cap_angle: torch.atan2(length, along) > max_angle -> torch.atan2(length, along) >= max_angle": "the same",
+    "sphere.polar: length > 4 * torch.finfo(uu.dtype).eps * dd.sqrt() -> length >= 4 * torch.finfo(uu.dtype).eps * dd.sqrt()": (
+        "exactly at the threshold, which is ours, either answer will do; for no displacement the length is 0 either way"
+    ),
+    "sphere.turn: 1.0 -> 1.5": "what stands there instead of a length of 0 only has to be finite: nobody takes that point",
     "schedule.warmup_before: 1.0 -> 1.5": "the upper end of np.clip: r <= 1 was checked before, so nothing is above 1",
     "schedule.warmup_before: r < share -> r <= share": "both sides are schedule(0) at r = share: it is continuous",
 }

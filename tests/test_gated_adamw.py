@@ -389,6 +389,16 @@ def test_a_vector_that_became_zero_stays_where_it_is(fused):
     torch.testing.assert_close(p.detach()[::2].norm(dim=-1), torch.ones(2))
 
 
+def test_a_tangent_part_of_four_rounding_errors_is_no_direction_and_nothing_divides_by_it():
+    eps, one, zero = torch.finfo(F64).eps, torch.ones((), dtype=F64), torch.zeros((), dtype=F64)
+    for errors, counts in ((3.9, False), (4.1, True)):
+        for size in (1.0, 1e-6):  # of the displacement
+            length, along = sphere.polar(one, zero, one * size**2, one * (errors * eps * size) ** 2)
+            assert bool(length > 0) == counts and along == 1
+    w = torch.eye(3, dtype=F64)[0]
+    assert sphere.turn(w, torch.zeros(3, dtype=F64), one, zero, 0.1).isfinite().all()
+
+
 def test_a_candidate_that_is_exactly_zero_leaves_the_vector_where_it_was():
     p = torch.nn.Parameter(torch.eye(3, dtype=F64))
     optimizer = ng.GatedAdamW([p], lr=1.0, unit_dim=-1, weight_decay=1.0)
