@@ -52,13 +52,14 @@ def token_ratio(gpt: dict[int, float], tokens: int, ngpt: dict[int, dict[int, fl
     ratios, bounds = [], []
     for seed, target in gpt.items():
         reached = tokens_to_reach(target, ngpt[seed])
+        ratios.append(None if reached is None else reached / tokens)
         if reached is not None:
-            ratios.append(reached / tokens)
-        elif min(ngpt[seed].values()) > target:
+            continue
+        if min(ngpt[seed].values()) > target:
             bounds.append(f"> {max(ngpt[seed]) / tokens:.2f}")
         else:
             bounds.append(f"< {min(ngpt[seed]) / tokens:.2f}")
-    if bounds or not ratios:
+    if bounds:
         return {"ratio": None, "seeds": ratios, "bounds": bounds}
     middle, low, high = (math.exp(x) for x in interval([math.log(r) for r in ratios]))
     return {"ratio": middle, "low": low, "high": high, "seeds": ratios, "bounds": []}

@@ -1,10 +1,10 @@
 """Does the recipe work at the sizes that a CPU can train? The experiments, stage by stage; each is useful alone.
 
-    python benchmarks/evidence/study.py tuning finals ablations ...     (all of them: no argument)
+    python benchmarks/evidence/study.py tuned finals ablations ...     (all of them: no argument)
 
-    tuning      both sides at the smallest size with the same number of trials on seed 0: one axis after another, the best so
+    tuned       both sides at the smallest size with the same number of trials on seed 0: one axis after another, the best so
                 far is kept. Every trial is in the table.
-    length      what the published numbers for betas, C and cap want to be when the run is shorter or longer
+    length      betas, C and cap in shorter runs; "longer": in longer ones
     finals      the tuned sides on three other seeds; nGPT also with shorter schedules, from which the token ratio comes: an
                 annealed run cannot be read off in the middle
     ablations   the recipe with one thing changed, three seeds
@@ -26,7 +26,7 @@ from ngpt_core.optim.schedule import SCHEDULES, area
 
 STEPS = {"dense-0.2M": 2000, "hybrid-0.2M": 2000, "dense-0.5M": 2300, "hybrid-0.5M": 2300, "dense-1M": 2500, "hybrid-1M": 2500}
 SEEDS = (1, 2, 3)
-SHARES = (0.35, 0.5, 0.7)  # of GPT's steps, for nGPT's shorter schedules
+SHARES = (0.35, 0.5, 0.7, 1.4)  # of GPT's steps, for nGPT's other schedules; one is longer, should it need more
 SMALLEST = "dense-0.2M"
 
 # One axis after another. A value may depend on the best so far. Both sides have the same number of trials.
@@ -84,15 +84,21 @@ def finals(lab: Lab) -> None:
 
 
 def length(lab: Lab) -> None:
-    """Betas, C and cap around the tuned ones, at other numbers of steps; and the published betas with smaller caps."""
+    """Betas, C and cap around the tuned ones, in shorter runs."""
     best, jobs = tuned(lab)["ngpt"], []
-    betas = [{"betas": f"{beta1},0.99"} for beta1 in (0.6, 0.8, 0.9, 0.95)]
-    others = [{"C": best["C"] / 2}, {"C": best["C"] * 2}, *({"cap_degrees": x} for x in (0.5, 1.0, 2.0, 4.0))]
-    for steps, changes in ((250, betas + others), (500, betas + others), (1000, betas + others), (4000, betas[1:3])):
+    changes = [{"betas": f"{beta1},0.99"} for beta1 in (0.6, 0.8, 0.9, 0.95)]
+    changes += [{"C": best["C"] / 2}, {"C": best["C"] * 2}, *({"cap_degrees": x} for x in (0.5, 1.0, 2.0, 4.0))]
+    for steps in (250, 500, 1000):
         jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, **change}) for change in changes]
-    jobs += [Job(SMALLEST, "ngpt", STEPS[SMALLEST], 0, {**best, "betas": "0.8,0.975"})]
-    slow = {"betas": "0.975,0.975"}
-    jobs += [Job(SMALLEST, "ngpt", STEPS[SMALLEST], 0, {**best, **slow, "cap_degrees": x}) for x in (0.25, 0.5)]
+    lab.map(jobs)
+
+
+def longer(lab: Lab) -> None:
+    """The first moment in longer runs; the published second moment; the published betas with smaller caps."""
+    best, steps = tuned(lab)["ngpt"], STEPS[SMALLEST]
+    jobs = [Job(SMALLEST, "ngpt", 2 * steps, 0, {**best, "betas": f"{beta1},0.99"}) for beta1 in (0.8, 0.9, 0.95)]
+    jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, "betas": "0.8,0.975"})]
+    jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, "betas": "0.975,0.975", "cap_degrees": x}) for x in (0.25, 0.5)]
     lab.map(jobs)
 
 
@@ -150,18 +156,18 @@ def checked(lab: Lab, model: str, best: dict[str, dict]) -> dict[str, dict]:
 def sizes(lab: Lab) -> None:
     best = tuned(lab)
     for model in ("hybrid-0.2M", "dense-0.5M", "hybrid-0.5M", "dense-1M", "hybrid-1M"):
-        lab.map(fight(model, STEPS[model], checked(lab, model, best), shares=(0.5, 0.7)))
+        lab.map(fight(model, STEPS[model], checked(lab, model, best), shares=(0.5, 0.7, 1.4)))
 
 
 def budgets(lab: Lab) -> None:
     best = tuned(lab)
-    lab.map(fight(SMALLEST, 2 * STEPS[SMALLEST], best, shares=(0.5, 0.7)))
+    lab.map(fight(SMALLEST, 2 * STEPS[SMALLEST], best, shares=(0.5, 0.7, 1.4)))
     for model in MODELS:
         if model != SMALLEST:
-            lab.map(fight(model, 2 * STEPS[model], checked(lab, model, best), shares=(0.5, 0.7)))
+            lab.map(fight(model, 2 * STEPS[model], checked(lab, model, best), shares=(0.5, 0.7, 1.4)))
 
 
-STAGES = {f.__name__: f for f in (tuned, finals, length, ablations, sizes, budgets)}
+STAGES = {f.__name__: f for f in (tuned, finals, length, ablations, longer, sizes, budgets)}
 
 
 def main() -> None:

@@ -117,11 +117,46 @@ def ablations_figure() -> go.Figure:
 
 
 # ---- the length of the run -------------------------------------------------------------------------------------------
-def _length_table(vary: str) -> dict[int, dict[str, float]]:
-    """Steps -> value of ``vary`` -> loss, the other numbers being the tuned ones."""
-    best, found = DATA["tuning"]["ngpt"]["best"], {}
-    others = [k for k in ("betas", "C", "cap_degrees") if k != vary]
+KNOBS = {"β₁": "betas", "cap, degrees": "cap_degrees", "C": "C"}
+PUBLISHED = {"betas": 0.975, "cap_degrees": 1.0, "C": 0.24}
+
+
+def _value(knob: str, value: object) -> float:
+    """A number for what a run had: the first of the betas, the cap (the published one where none is said), C."""
+    if value == "paper":
+        return PUBLISHED[knob]
+    return float(value.split(",")[0]) if knob == "betas" else float(value)
+
+
+def length_table(steps: int, knob: str) -> dict[float, float]:
+    """Value of a knob -> final loss of runs of that length whose other numbers are the tuned ones."""
+    best = DATA["tuning"]["ngpt"]["best"]
+    tuned = {k: best.get(k, "paper") for k in PUBLISHED}
+    found = {}
     for r in DATA["lengths"]:
-        if r["loss"] is not None and all(r[k] == best.get(k, "paper") for k in others):
-            found.setdefault(r["steps"], {})[str(r[vary])] = r["loss"]
+        same = all(r[k] == tuned[k] for k in PUBLISHED if k != knob)
+        if r["steps"] == steps and r["loss"] is not None and same and (knob != "betas" or r[knob].endswith("0.99")):
+            found[_value(knob, r[knob])] = r["loss"]
     return dict(sorted(found.items()))
+
+
+LENGTHS = [t for t in sorted({r["steps"] for r in DATA["lengths"]}) if all(len(length_table(t, k)) > 2 for k in PUBLISHED)]
+
+
+def length(knob: str, steps: int) -> dict:
+    """Final loss as one knob is turned, the others being tuned."""
+    found = length_table(int(steps), KNOBS[knob])
+    pad = [np.nan] * (6 - len(found))
+    losses = np.array([*found.values(), *pad])
+    return {"x": np.array([*found, *pad]), "y": losses, "best": min(found, key=found.get), "least": float(np.nanmin(losses))}
+
+
+def length_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    figure.add_scatter(
+        x=v["x"], y=v["y"], mode="lines+markers", line={"color": NGPT, "width": 2}, marker={"size": 9, "color": NGPT}
+    )
+    figure.update_xaxes(title="{knob}")
+    figure.update_yaxes(title="final held-out loss, nats per byte")
+    figure.update_layout(height=340, margin={"t": 12})
+    return figure
