@@ -460,7 +460,7 @@ def test_without_a_unit_dim_the_geometry_is_ignored():
 BAD = {
     "lr": [-1e-3, math.nan, math.inf, torch.tensor([1.0, 2.0]), "1e-3", None],
     "betas": [(1.0, 0.9), (0.9, -0.1), (0.9,), (0.9, math.nan), 0.9, ("0.9", 0.9)],
-    "eps_gate": [0.0, -1e-8, math.inf, "1e-8"], "eps_num": [-1e-14, None], "a": [0.0, -1.0, math.nan, "0.5"],
+    "eps_gate": [0.0, -1e-8, math.inf, "1e-8"], "eps_num": [-1e-14, None], "a": [0.0, -1.0, math.nan, "0.5", True],
     "weight_decay": [-0.1, None], "decay": ["both"], "cap": [-0.1, math.nan, "1 degree"], "smgc": [True, dict(R=2)],
     "pmen": [10.0], "unit_dim": [2, -3, 1.0, True], "nonfinite": ["ignore"], "tangent": [None, "no"], "maximize": [1],
     "capturable": [None], "foreach": ["yes"], "fused": ["cuda"],
