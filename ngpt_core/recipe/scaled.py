@@ -5,11 +5,11 @@ and the shorter the run, the shorter the memory that did best. The rule:
 
     m = clip(T / 400, m_0, 1 / (1 - beta1))     the memory of the first moment, in steps            beta1 <- 1 - 1/m
 
-with m_0 = 2.5 for nGPT and 5 for GPT, the shortest that were tried. From T = 16,000 steps on it is the paper's recipe, number by
-number. Measured between 250 and 2,000 steps of 1,024 tokens, on a dense model of 0.2M parameters; longer ones are a straight line
-from there to the published value, and nobody has tried them. Why it is so is not known. One guess: under the Angular Step Cap a
-row turns by up to one degree at every step, however small its gradient, so that a direction remembered for m steps is followed
-through m degrees, and a short run has no time to come back.
+with m_0 = 2.5 for nGPT and 5 for GPT, the shortest that were tried. From T = 16,000 steps on it is the paper's recipe, number
+by number. Measured between 250 and 2,000 steps of 1,024 tokens, on a dense model of 0.2M parameters; from there to the
+published value it is a straight line that nobody has tried. Why it is so is not known. One guess: under the Angular Step Cap
+a row turns by up to one degree at every step, however small its gradient, so that a direction remembered for m steps is
+followed through m degrees, and a short run has no time to come back.
 
 Symbols: T total_steps; m memory 1 / (1 - beta1) in steps.
 """
