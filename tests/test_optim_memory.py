@@ -33,6 +33,12 @@ def test_pieces_fill_the_tensor_once_and_never_cut_a_vector(shape, most, data):
     assert (count == 1).all()
 
 
+def test_pieces_are_as_large_as_they_may_be():
+    expected = [((8, 128, 512), -1, 8 * 4), ((4, 64, 64), -1, 1), ((5, 640, 64), 1, 5 * 3), ((1000, 256), -1, 16)]
+    for shape, dim, pieces in expected:
+        assert len(list(paths.regions(shape, dim, 1 << 14))) == pieces
+
+
 SHAPES = [((70, 128), -1), ((128, 70), 0), ((9, 1001), -1), ((9000,), None)]
 SHAPES += [((3, 40, 64), -1), ((3, 64, 40), 1), ((64, 3, 40), 0)]
 
