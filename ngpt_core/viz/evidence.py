@@ -111,8 +111,8 @@ def ablations_figure() -> go.Figure:
     marker = {"size": 9, "color": [COLORS["red"] if a["low"] > 0 else NGPT if a["high"] < 0 else COLORS["grey"] for a in rows]}
     figure.add_scatter(x=x, y=[a["name"] for a in rows], mode="markers", marker=marker, error_x=error, showlegend=False)
     figure.add_vline(x=0, line={"color": COLORS["grey"], "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="final loss minus the recipe's, nats per byte")
-    figure.update_layout(height=110 + 24 * len(rows), margin={"l": 190})
+    figure.update_xaxes(title="change of the loss")
+    figure.update_layout(height=110 + 24 * len(rows), margin={"l": 150, "t": 12})
     return figure
 
 
