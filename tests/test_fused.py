@@ -198,6 +198,19 @@ def test_a_row_of_zeros_stays_where_it_is():
     assert not w[1].any() and w.isfinite().all()
 
 
+def test_a_candidate_that_is_exactly_zero_leaves_the_row_where_it_was():
+    w = torch.eye(4)
+    call(w, torch.zeros(4, 4), weight_decay_factor=1.0, cap=0.1)
+    assert torch.equal(w, torch.eye(4))
+
+
+def test_bfloat16_is_rounded_to_nearest_and_ties_to_even_as_torch_does():
+    w = torch.arange(0x3F00, 0x4080).to(torch.int16).view(torch.bfloat16)  # every number from 0.5 to 4
+    expected = (w.float() * (1 - 2**-9)).bfloat16()  # exact in float32, and often just between two
+    call(w, torch.zeros_like(w), unit=False, weight_decay_factor=2**-9)
+    assert torch.equal(w, expected)
+
+
 def test_rows_that_move_are_normalized_and_others_are_left_alone():
     w, g = 3 * torch.randn(4, 50), torch.randn(4, 50)
     g[1] = 0
