@@ -389,7 +389,7 @@ def copy_project(to: Path) -> None:
     compileall.compile_dir(to, quiet=1)
 
 
-def verdict(folder: Path, tests: list[str], limit: int = 900, only: str = "") -> str:
+def verdict(folder: Path, tests: list[str], limit: int = 240, only: str = "") -> str:
     """Run the tests (``only`` those that pytest's -k selects) in a child that has torch already."""
     child = os.fork()
     if child == 0:

@@ -51,6 +51,14 @@ def test_piece_by_piece_not_one_bit_differs(shape, dim, changes, monkeypatch):
         assert all(map(torch.equal, whole, pieces))
 
 
+def test_rows_of_odd_lengths_are_cut_where_the_processors_vectors_begin(monkeypatch):
+    """Powers are rounded differently in a vector instruction and in what is left over: it must be at the same places."""
+    settings = dict(a=0.3, unit_dim=-1, smgc=ng.SMGC(R=3.0, start=1), pmen=ng.PMEN(profile="smooth", tau=1e-3, b=1.7))
+    for shape in ((700, 37), (400, 129)):
+        whole, pieces = (train(shape, monkeypatch, least, **settings) for least in (1 << 30, 9000))
+        assert all(map(torch.equal, whole, pieces))
+
+
 def train(shape, monkeypatch, least, dtype=torch.float32, probe=None, **settings):
     """The parameters and states of two tensors after some steps in pieces of about ``least`` coordinates."""
     monkeypatch.setattr(paths, "_LEAST", least)

@@ -121,6 +121,7 @@ def regions(shape: Sequence[int], dim: int | None, most: int) -> Iterator[tuple[
 
     Never cut along ``dim``: a vector stays whole, however long it is. Cut after multiples of 64 coordinates, if that is not
     too many: there a processor's vector instructions begin anew in the whole tensor too, and every bit comes out the same.
+    (Stacked matrices with rows of odd lengths begin elsewhere: there the last bit of a power may differ.)
     """
     size = math.prod(shape)
     if size <= most:
