@@ -6,7 +6,7 @@ Two kinds. MUTANTS: places where someone who knows the paper would slip, by hand
 out. FLIPPED: in these functions, which are the mathematics, *every* sign, operator, comparison and number is changed in turn.
 The tests of the file then run until the first failure. A mutant that no test notices survives: a test is missing, or, where
 EQUIVALENT says why, the mutant computes the same. A run that was interrupted goes on where it stopped (unless --fresh) and
-tries again what survived. Takes about three quarters of an hour; the score goes to results/mutate_optim.json.
+tries again what survived. Takes an hour or so; the score goes to results/mutate_optim.json.
 """
 
 import argparse
@@ -21,7 +21,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -431,7 +430,6 @@ def main() -> int:
     known = [json.loads(line) for line in PARTIAL.read_text().splitlines()] if PARTIAL.exists() else []
     version = {what: hashlib.sha256(text.encode()).hexdigest()[:16] for _, what, text in chosen}
     fates = {x["mutant"]: x["fate"] for x in known if x["fate"] != "SURVIVED" and version.get(x["mutant"]) == x["version"]}
-    began = time.time()
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         copy_project(folder)
@@ -452,10 +450,10 @@ def main() -> int:
                 file.write(json.dumps({"version": version[what], "mutant": what, "fate": fate}) + "\n")
             print(f"{number:4d}/{len(chosen)}  {fate:8}  {what}", flush=True)
     gc.unfreeze()
-    return report([m[1] for m in chosen], fates, time.time() - began, whole=not args.words)
+    return report([m[1] for m in chosen], fates, whole=not args.words)
 
 
-def report(chosen: list[str], fates: dict[str, str], seconds: float, whole: bool) -> int:
+def report(chosen: list[str], fates: dict[str, str], whole: bool) -> int:
     lived = [what for what in chosen if fates[what] == "SURVIVED"]
     missed = [what for what in lived if what not in EQUIVALENT]
     for what in missed:
@@ -465,7 +463,7 @@ def report(chosen: list[str], fates: dict[str, str], seconds: float, whole: bool
     print(f"{killed} of {len(chosen)} mutants killed, {len(lived) - len(missed)} equivalent, {len(missed)} survived.")
     if whole:
         score["score"] = round(killed / (killed + len(missed)), 4)
-        RESULT.write_text(json.dumps(score | {"seconds": round(seconds)}, indent=1) + "\n")
+        RESULT.write_text(json.dumps(score, indent=1) + "\n")
         if not missed:
             PARTIAL.unlink(missing_ok=True)
     return len(missed)
