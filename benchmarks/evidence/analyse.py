@@ -7,6 +7,7 @@
                   over log(tokens). Each seed gives a ratio (the same data in the same order on both sides); the
                   mean is geometric, and the interval is Student's, 95%, over the seeds.
     difference    of an ablation: its final loss minus the recipe's, seed by seed, with Student's 95% interval
+    sequences     of 128 bytes in a batch: 2 at the smallest size, 8 in the study that came before it
 
 A ratio outside the lengths that were trained is not extrapolated: it is given as a bound (None where a number would be).
 """
@@ -20,8 +21,8 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 import torch
-from runner import MODELS, TABLE, Job
-from study import SEEDS, SMALLEST, STEPS, TRIALS, ablation_jobs, loss, trials
+from runner import LENGTH, MODELS, TABLE, Job
+from study import FIRST, QUARTER, SEEDS, SMALLEST, TRIALS, ablation_jobs, batch_jobs, loss, trials
 
 import ngpt_core as ng
 from ngpt_core.train.corpus import embedded
@@ -90,34 +91,31 @@ def tuning(rows: list[dict]) -> dict[str, dict]:
 
 
 def fights(rows: list[dict]) -> list[dict]:
-    """Every (model, GPT steps, settings) that was trained on all seeds."""
+    """Every (model, batch, GPT's steps) that was trained on all seeds by both sides."""
     found, finals = [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
-    groups = {(r["model"], r["steps"], json.dumps(r["recipe"])) for r in finals if r["side"] == "gpt"}
-    for model, steps, recipe in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1])):
-        gpt = {r["seed"]: r for r in finals if (r["model"], r["steps"], json.dumps(r["recipe"])) == (model, steps, recipe)}
-        ngpt = [r for r in finals if r["model"] == model and r["side"] == "ngpt"]
-        settings = {json.dumps(r["recipe"]) for r in ngpt if r["steps"] == steps}
-        for setting in settings:
-            mine = [r for r in ngpt if json.dumps(r["recipe"]) == setting]
-            by_seed = {s: {r["tokens"]: r["val_loss"] for r in mine if r["seed"] == s} for s in gpt}
-            if set(gpt) != set(SEEDS) or any(len(x) < 2 for x in by_seed.values()):
-                continue
-            full = {r["seed"]: r for r in mine if r["steps"] == steps}
-            if set(full) != set(SEEDS):
-                continue
-            tokens = gpt[SEEDS[0]]["tokens"]
-            fields = dict(MODELS[model][0])
-            active = ng.presets.count_parameters(ng.preset(fields.pop("preset"), **fields)).active
-            found.append({
-                "model": model, "active": active, "steps": steps, "tokens": tokens, "tokens_per_parameter": tokens / active,
-                "recipes": {"gpt": json.loads(recipe), "ngpt": json.loads(setting)},
-                "gpt": [gpt[s]["val_loss"] for s in SEEDS], "ngpt": [full[s]["val_loss"] for s in SEEDS],
-                "shorter": {str(t / tokens): [by_seed[s][t] for s in SEEDS] for t in sorted(by_seed[SEEDS[0]])
-                            if all(t in by_seed[s] for s in SEEDS)},
-                **token_ratio({s: gpt[s]["val_loss"] for s in SEEDS}, tokens, by_seed),
-                "cpu_ratio": _cpu(full.values()) / _cpu(gpt.values()) if _cpu(gpt.values()) else None,
-                "curves": {"gpt": [gpt[s]["curve"] for s in SEEDS], "ngpt": [full[s]["curve"] for s in SEEDS]},
-            })  # fmt: skip
+    groups = {(r["model"], r["batch"], r["steps"]) for r in finals if r["side"] == "gpt"}
+    for model, batch, steps in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1] or 0, g[2])):
+        mine = [r for r in finals if (r["model"], r["batch"]) == (model, batch)]
+        gpt = {r["seed"]: r for r in mine if (r["side"], r["steps"]) == ("gpt", steps)}
+        full = {r["seed"]: r for r in mine if (r["side"], r["steps"]) == ("ngpt", steps)}
+        if not set(gpt) == set(full) == set(SEEDS):
+            continue
+        recipes = {side: x[SEEDS[0]]["recipe"] for side, x in (("gpt", gpt), ("ngpt", full))}
+        same = [r for r in mine if r["side"] == "ngpt" and r["recipe"] == recipes["ngpt"]]
+        by_seed = {s: {r["tokens"]: r["val_loss"] for r in same if r["seed"] == s} for s in SEEDS}
+        tokens = gpt[SEEDS[0]]["tokens"]
+        fields = dict(MODELS[model][0])
+        active = ng.presets.count_parameters(ng.preset(fields.pop("preset"), **fields)).active
+        shared = sorted(set.intersection(*(set(x) for x in by_seed.values())))
+        found.append({
+            "model": model, "sequences": Job(model, "gpt", steps, batch=batch).sequences, "active": active, "steps": steps,
+            "tokens": tokens, "tokens_per_parameter": tokens / active, "recipes": recipes,
+            "gpt": [gpt[s]["val_loss"] for s in SEEDS], "ngpt": [full[s]["val_loss"] for s in SEEDS],
+            "shorter": {str(round(t / tokens, 3)): [by_seed[s][t] for s in SEEDS] for t in shared},
+            **token_ratio({s: gpt[s]["val_loss"] for s in SEEDS}, tokens, by_seed),
+            "cpu_ratio": _cpu(full.values()) / _cpu(gpt.values()) if _cpu(gpt.values()) else None,
+            "curves": {"gpt": [gpt[s]["curve"] for s in SEEDS], "ngpt": [full[s]["curve"] for s in SEEDS]},
+        })  # fmt: skip
     return found
 
 
@@ -130,7 +128,7 @@ def _cpu(rows: Iterable[dict]) -> float:
 def ablations(rows: list[dict], best: dict, model: str = SMALLEST) -> list[dict]:
     """Final loss of each changed recipe minus the recipe's own, seed by seed. Unfinished ones are left out."""
     by_name = {r["name"]: r for r in rows}
-    jobs = ablation_jobs(model, best, STEPS[model] // 2)
+    jobs = ablation_jobs(model, best, QUARTER)
     finished = {k: [by_name[j.name] for j in js] for k, js in jobs.items() if all(j.name in by_name for j in js)}
     base, found = finished.pop("recipe", None), []
     if base is None:
@@ -145,14 +143,30 @@ def ablations(rows: list[dict], best: dict, model: str = SMALLEST) -> list[dict]
 
 
 def lengths(rows: list[dict], best: dict) -> list[dict]:
-    """Seed 0 of the smallest model at every length: what was changed against the tuned recipe, and the loss."""
-    mine = [r for r in rows if (r["model"], r["side"], r["seed"]) == (SMALLEST, "ngpt", 0) and not r["fields"]]
-    keys = ("betas", "C", "cap_degrees")
-    return [
-        {"steps": r["steps"], "loss": r["val_loss"], **{k: r["recipe"].get(k, "paper") for k in keys}}
-        for r in mine
-        if all(r["recipe"].get(k) == best.get(k) for k in {*r["recipe"], *best} - set(keys))
-    ]
+    """Seed 0 of the smallest model at every length and batch, where at most one of beta1 and C is not the tuned one."""
+    found = []
+    for batch, base in ((None, best), (8, FIRST["ngpt"])):
+        for r in rows:
+            if (r["model"], r["side"], r["seed"], r["batch"]) != (SMALLEST, "ngpt", 0, batch) or r["fields"]:
+                continue
+            recipe = {"betas": "0.975,0.975", **r["recipe"]}
+            beta1, beta2 = recipe["betas"].split(",")
+            others = {k: v for k, v in recipe.items() if k not in ("betas", "C")}
+            tuned = {k: v for k, v in base.items() if k not in ("betas", "C")}
+            changed = (recipe["betas"] != base["betas"]) + (recipe["C"] != base["C"])
+            if others == tuned and beta2 == base["betas"].split(",")[1] and changed < 2:
+                n, C = r["tokens"] // r["steps"] // LENGTH, recipe["C"]
+                found.append({"sequences": n, "steps": r["steps"], "beta1": float(beta1), "C": C, "loss": r["val_loss"]})
+    return found
+
+
+def batches(rows: list[dict]) -> list[dict]:
+    """Both sides with batches of several sizes and the same tokens: the better of the settings that each was given."""
+    by_name, found = {r["name"]: r for r in rows}, {}
+    for job in batch_jobs():
+        if job.name in by_name:
+            found.setdefault((job.side, job.sequences), []).append(loss(by_name[job.name]))
+    return [{"side": side, "sequences": n, "loss": min(x)} for (side, n), x in found.items()]
 
 
 def main() -> None:
@@ -165,6 +179,7 @@ def main() -> None:
             "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
         "tuning": tuned, "fights": fights(rows), "ablations": ablations(rows, best), "lengths": lengths(rows, best),
+        "batches": batches(rows),
     }  # fmt: skip
     OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"{len(rows)} runs, {summary['about']['cpu_hours']} CPU hours -> {OUT.name}, {OUT.stat().st_size:,} bytes")
@@ -173,7 +188,7 @@ def main() -> None:
     for f in summary["fights"]:
         ratio = f"{f['ratio']:.2f} [{f['low']:.2f}, {f['high']:.2f}]" if f["ratio"] else ", ".join(f["bounds"])
         losses = f"GPT {mean(f['gpt']):.4f}  nGPT {mean(f['ngpt']):.4f}"
-        print(f"{f['model']:<12} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}")
+        print(f"{f['model']:<12} x {f['sequences']} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}")
     for a in sorted(summary["ablations"], key=lambda a: -a.get("difference", 9)):
         print(f"{a['name']:<26}", f"{a['difference']:+.4f} [{a['low']:+.4f}, {a['high']:+.4f}]" if "difference" in a else a)
 

@@ -38,12 +38,12 @@ def _hybrid(d_model: int, pairs: str, expert_ff: int, mamba_heads: int) -> dict:
 
 
 MODELS = {  # name: (the model's fields, sequences of 128 bytes in a batch); the batch grows with the model, not the step count
-    "dense-0.2M": (_dense(64, 4), 8),
-    "dense-0.5M": (_dense(96, 4), 16),
-    "dense-1M": (_dense(128, 5), 32),
-    "hybrid-0.2M": (_hybrid(64, "MEMEM*E", 48, 4), 8),
-    "hybrid-0.5M": (_hybrid(104, "MEMEM*E", 80, 6), 16),
-    "hybrid-1M": (_hybrid(136, "MEMEM*EME", 96, 8), 32),
+    "dense-0.2M": (_dense(64, 4), 2),
+    "dense-0.5M": (_dense(96, 4), 4),
+    "dense-1M": (_dense(128, 5), 8),
+    "hybrid-0.2M": (_hybrid(64, "MEMEM*E", 48, 4), 2),
+    "hybrid-0.5M": (_hybrid(104, "MEMEM*E", 80, 6), 4),
+    "hybrid-1M": (_hybrid(136, "MEMEM*EME", 96, 8), 8),
 }
 LENGTH = 128
 
@@ -58,6 +58,8 @@ class Job:
     """Numbers of recipe.Settings or recipe.Baseline that are not the defaults, as ``--recipe`` takes them."""
     fields: dict = field(default_factory=dict)
     """Fields of ModelConfig that are not the model's."""
+    batch: int | None = None
+    """Sequences in a batch. None: the model's own."""
 
     @property
     def name(self) -> str:
@@ -65,14 +67,18 @@ class Job:
         return f"{self.model}-{self.side}-{self.steps}-s{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     @property
+    def sequences(self) -> int:
+        return self.batch or MODELS[self.model][1]
+
+    @property
     def tokens(self) -> int:
-        return self.steps * MODELS[self.model][1] * LENGTH
+        return self.steps * self.sequences * LENGTH
 
     def flags(self, folder: Path) -> list[str]:
         """Of ``ngpt train``: what a reader types to repeat the run."""
-        model, batch = MODELS[self.model]
+        model, _ = MODELS[self.model]
         flags = ["--out", str(folder), "--baseline" if self.side == "gpt" else "--normalized", "--seed", str(self.seed)]
-        flags += ["--steps", str(self.steps), "--batch-size", str(batch), "--seq-len", str(LENGTH)]
+        flags += ["--steps", str(self.steps), "--batch-size", str(self.sequences), "--seq-len", str(LENGTH)]
         for key, value in {**model, **self.fields}.items():
             flags += [f"--{key.replace('_', '-')}", str(value)]
         flags += ["--recipe", *(f"{key}={value}" for key, value in self.recipe.items())] if self.recipe else []

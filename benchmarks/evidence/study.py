@@ -2,16 +2,19 @@
 
     python benchmarks/evidence/study.py tuned finals ablations ...     (all of them: no argument)
 
-    tuned       both sides at the smallest size with the same number of trials on seed 0: one axis after another, the best so
-                far is kept. Every trial is in the table.
-    length      betas, C and cap in shorter runs; "longer": in longer ones
-    finals      the tuned sides on three other seeds; nGPT also with shorter schedules, from which the token ratio comes: an
-                annealed run cannot be read off in the middle
-    ablations   the recipe with one thing changed, three seeds
-    sizes       the same settings at the other sizes, with three learning rates each on seed 0 before the three seeds
+    tuned       both sides at the smallest size with the same number of trials on seed 0, a quarter of the length: one axis
+                after another, the best so far is kept. Every trial is in the table.
+    finals      three peak rates at the whole length on seed 0, then the best on three other seeds; nGPT also with shorter
+                schedules, from which the token ratio comes: an annealed run cannot be read off in the middle
+    hybrids, halves, ones
+                the same at the other sizes, the three peak rates at a quarter of the length
+    ablations   the recipe with one thing changed, a quarter of the length, three seeds
+    length      the first moment and C in shorter and longer runs
+    batch       both sides with other batches, the same tokens
     budgets     twice the tokens
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
+The rows with "batch": 8 are an earlier study of the smallest size, 1,024 tokens in a batch (FIRST are its tuned numbers).
 """
 
 import argparse
@@ -24,27 +27,30 @@ from runner import MODELS, Job, Lab
 
 from ngpt_core.optim.schedule import SCHEDULES, area
 
-STEPS = {"dense-0.2M": 2000, "hybrid-0.2M": 2000, "dense-0.5M": 2300, "hybrid-0.5M": 2300, "dense-1M": 2500, "hybrid-1M": 2500}
+STEPS = {"dense-0.2M": 8000, "hybrid-0.2M": 8000, "dense-0.5M": 9200, "hybrid-0.5M": 9200, "dense-1M": 9800, "hybrid-1M": 9600}
 SEEDS = (1, 2, 3)
-SHARES = (0.35, 0.5, 0.7, 1.4)  # of GPT's steps, for nGPT's other schedules; one is longer, should it need more
+SHARES = (0.5, 0.7)  # of GPT's steps, for nGPT's shorter schedules
 SMALLEST = "dense-0.2M"
+QUARTER = STEPS[SMALLEST] // 4
+FIRST = {"gpt": {"lr": 0.001, "betas": "0.8,0.99", "clip_norm": "none"}, "ngpt": {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}}
 
 # One axis after another. A value may depend on the best so far. Both sides have the same number of trials.
 TRIALS = {
     "gpt": [
-        [{"lr": 0.001}, {"lr": 0.002}, {"lr": 0.004}, {"lr": 0.008}, {"lr": 0.016}],
-        [{"betas": "0.9,0.99"}, {"betas": "0.9,0.999"}, {"betas": "0.95,0.99"}, {"betas": "0.8,0.95"}, {"betas": "0.8,0.99"}],
+        [{"lr": 0.0005}, {"lr": 0.001}, {"lr": 0.002}, {"lr": 0.004}, {"lr": 0.008}],
+        [{"betas": "0.8,0.99"}, {"betas": "0.9,0.99"}, {"betas": "0.9,0.999"}, {"betas": "0.95,0.99"}],
         [{"schedule": "cosine"}, lambda best: {"schedule": "cosine", "lr": 2 * best["lr"]}, {"wsd_decay": 0.5}],
+        [lambda best: {"schedule": "linear", "lr": 2 * best["lr"]}],
         [{"weight_decay": 0.0}, {"weight_decay": 0.3}, {"clip_norm": "none"}, {"warmup_share": 0.02}],
-        [lambda best: {"lr": round(best["lr"] / 1.5, 6)}, lambda best: {"lr": round(best["lr"] * 1.5, 6)}],
+        [lambda best: {"lr": round(best["lr"] / 1.4, 6)}, lambda best: {"lr": round(best["lr"] * 1.4, 6)}],
     ],
     "ngpt": [
-        [{"C": 0.24}, {"C": 0.24, "betas": "0.95,0.975"}, {"C": 0.24, "betas": "0.9,0.95"}, {"C": 0.24, "betas": "0.9,0.99"}],
-        [{"betas": "0.8,0.99"}, {"betas": "0.9,0.995"}, {"betas": "0.95,0.99"}, {"betas": "0.6,0.99"}],
+        [{"C": 0.24}, {"C": 0.24, "betas": "0.9,0.95"}, {"C": 0.24, "betas": "0.9,0.99"}, {"C": 0.24, "betas": "0.8,0.99"}],
         [{"C": 0.06}, {"C": 0.12}, {"C": 0.48}],
-        [{"cap_degrees": 2.0}, {"cap_degrees": 4.0}, {"cap_degrees": 0.5}],
-        [{"s_z_lr": 1.0, "alpha_lr": 0.4, "s_qk_lr": 0.4}, {"s_z_lr": 0.25, "alpha_lr": 0.1, "s_qk_lr": 0.1}, {"rho": 0.2}],
-        [lambda best: {"C": round(best["C"] / 1.5, 6)}, lambda best: {"C": round(best["C"] * 1.5, 6)}],
+        [{"betas": "0.95,0.99"}, {"betas": "0.9,0.999"}, {"rho": 0.2}, {"rho": 1.0}],
+        [{"cap_degrees": 0.5}, {"cap_degrees": 2.0}, {"cap_degrees": 4.0}, {"warmup_share": 0.02}],
+        [{"s_z_lr": 1.0, "alpha_lr": 0.4, "s_qk_lr": 0.4}, {"s_z_lr": 0.25, "alpha_lr": 0.1, "s_qk_lr": 0.1}],
+        [lambda best: {"C": round(best["C"] / 1.4, 6)}, lambda best: {"C": round(best["C"] * 1.4, 6)}],
     ],
 }
 assert len({sum(map(len, axes)) for axes in TRIALS.values()}) == 1, "equal budgets"
@@ -54,12 +60,12 @@ def loss(row: dict) -> float:
     return math.inf if row["val_loss"] is None else row["val_loss"]
 
 
-def trials(lab: Lab, side: str, model: str = SMALLEST) -> list[dict]:
+def trials(lab: Lab, side: str) -> list[dict]:
     """The rows of a side's trials, in their order."""
     best, done = {}, []
     for axis in TRIALS[side]:
         candidates = [{**best, **(trial(best) if callable(trial) else trial)} for trial in axis]
-        done += lab.map(Job(model, side, STEPS[model], 0, recipe) for recipe in candidates)
+        done += lab.map(Job(SMALLEST, side, QUARTER, 0, recipe) for recipe in candidates)
         best = min(done, key=loss)["recipe"]
     return done
 
@@ -79,27 +85,69 @@ def fight(model: str, steps: int, best: dict[str, dict], shares=SHARES, seeds=SE
     return jobs
 
 
+def checked(lab: Lab, model: str, steps: int) -> dict[str, dict]:
+    """The tuned settings with the best of three peak rates, on seed 0 and at this length."""
+    best, found = tuned(lab), {}
+    jobs = {
+        (side, factor): Job(model, side, steps, 0, {**best[side], rate: round(best[side][rate] * factor, 6)})
+        for side, rate in (("gpt", "lr"), ("ngpt", "C"))
+        for factor in (0.5, 1.0, 2.0)
+    }
+    rows = dict(zip(jobs, lab.map(jobs.values())))
+    for side in best:
+        found[side] = min((row for (s, _), row in rows.items() if s == side), key=loss)["recipe"]
+    return found
+
+
 def finals(lab: Lab) -> None:
-    lab.map(fight(SMALLEST, STEPS[SMALLEST], tuned(lab)))
+    lab.map(fight(SMALLEST, STEPS[SMALLEST], checked(lab, SMALLEST, STEPS[SMALLEST])))
+
+
+def _fights(lab: Lab, *models: str) -> None:
+    for model in models:
+        lab.map(fight(model, STEPS[model], checked(lab, model, STEPS[model] // 4)))
+
+
+def hybrids(lab: Lab) -> None:
+    _fights(lab, "hybrid-0.2M")
+
+
+def halves(lab: Lab) -> None:
+    _fights(lab, "dense-0.5M", "hybrid-0.5M")
+
+
+def ones(lab: Lab) -> None:
+    _fights(lab, "dense-1M", "hybrid-1M")
+
+
+def length_jobs(best: dict) -> list[Job]:
+    """The first moment and C around the tuned ones, in runs of other lengths."""
+    changes = [{"betas": f"{beta1},{best['betas'].split(',')[1]}"} for beta1 in (0.6, 0.8, 0.9, 0.95)]
+    changes += [{"C": round(best["C"] * factor, 6)} for factor in (0.5, 1.0, 2.0)]
+    return [Job(SMALLEST, "ngpt", QUARTER * n // 4, 0, {**best, **change}) for n in (1, 2, 4, 8) for change in changes]
 
 
 def length(lab: Lab) -> None:
-    """Betas, C and cap around the tuned ones, in shorter runs."""
-    best, jobs = tuned(lab)["ngpt"], []
-    changes = [{"betas": f"{beta1},0.99"} for beta1 in (0.6, 0.8, 0.9, 0.95)]
-    changes += [{"C": best["C"] / 2}, {"C": best["C"] * 2}, *({"cap_degrees": x} for x in (0.5, 1.0, 2.0, 4.0))]
-    for steps in (250, 500, 1000):
-        jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, **change}) for change in changes]
-    lab.map(jobs)
+    lab.map(length_jobs(tuned(lab)["ngpt"]))
 
 
-def longer(lab: Lab) -> None:
-    """The first moment in longer runs; the published second moment; the published betas with smaller caps."""
-    best, steps = tuned(lab)["ngpt"], STEPS[SMALLEST]
-    jobs = [Job(SMALLEST, "ngpt", 2 * steps, 0, {**best, "betas": f"{beta1},0.99"}) for beta1 in (0.8, 0.9, 0.95)]
-    jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, "betas": "0.8,0.975"})]
-    jobs += [Job(SMALLEST, "ngpt", steps, 0, {**best, "betas": "0.975,0.975", "cap_degrees": x}) for x in (0.25, 0.5)]
-    lab.map(jobs)
+def batch_jobs() -> list[Job]:
+    """Both sides with other batches and the same tokens: two settings each, one that suits few steps and one for many."""
+    settings = {
+        "gpt": [{"lr": 0.001, "betas": "0.9,0.99"}, {"lr": 0.002, "betas": "0.8,0.99"}],
+        "ngpt": [{"C": 0.12, "betas": "0.9,0.99", "rho": 0.2}, {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}],
+    }
+    own = MODELS[SMALLEST][1]
+    return [
+        Job(SMALLEST, side, QUARTER * own // n, 0, recipe, batch=None if n == own else n)
+        for side, recipes in settings.items()
+        for n in (1, 2, 4, 8)
+        for recipe in recipes
+    ]
+
+
+def batch(lab: Lab) -> None:
+    lab.map(batch_jobs())
 
 
 def ablation_jobs(model: str, best: dict, steps: int) -> dict[str, list[Job]]:
@@ -140,34 +188,17 @@ def ablation_jobs(model: str, best: dict, steps: int) -> dict[str, list[Job]]:
 
 def ablations(lab: Lab) -> None:
     best = tuned(lab)["ngpt"]
-    lab.map(job for jobs in ablation_jobs(SMALLEST, best, STEPS[SMALLEST] // 2).values() for job in jobs)
-
-
-def checked(lab: Lab, model: str, best: dict[str, dict]) -> dict[str, dict]:
-    """The tuned settings at another size, with the best of three peak rates on seed 0."""
-    found = {}
-    for side, rate in (("gpt", "lr"), ("ngpt", "C")):
-        candidates = [{**best[side], rate: round(best[side][rate] * factor, 6)} for factor in (0.5, 1.0, 2.0)]
-        rows = lab.map(Job(model, side, STEPS[model], 0, recipe) for recipe in candidates)
-        found[side] = min(zip(candidates, rows), key=lambda pair: loss(pair[1]))[0]
-    return found
-
-
-def sizes(lab: Lab) -> None:
-    best = tuned(lab)
-    for model in ("hybrid-0.2M", "dense-0.5M", "hybrid-0.5M", "dense-1M", "hybrid-1M"):
-        lab.map(fight(model, STEPS[model], checked(lab, model, best), shares=(0.5, 0.7, 1.4)))
+    lab.map(job for jobs in ablation_jobs(SMALLEST, best, QUARTER).values() for job in jobs)
 
 
 def budgets(lab: Lab) -> None:
-    best = tuned(lab)
-    lab.map(fight(SMALLEST, 2 * STEPS[SMALLEST], best, shares=(0.5, 0.7, 1.4)))
-    for model in MODELS:
-        if model != SMALLEST:
-            lab.map(fight(model, 2 * STEPS[model], checked(lab, model, best), shares=(0.5, 0.7, 1.4)))
+    """Twice the tokens, with the rates that were best for half of them."""
+    lab.map(fight(SMALLEST, 2 * STEPS[SMALLEST], checked(lab, SMALLEST, STEPS[SMALLEST])))
+    for model in ("hybrid-0.2M", "dense-0.5M", "hybrid-0.5M"):
+        lab.map(fight(model, 2 * STEPS[model], checked(lab, model, STEPS[model] // 4)))
 
 
-STAGES = {f.__name__: f for f in (tuned, finals, length, ablations, longer, sizes, budgets)}
+STAGES = {f.__name__: f for f in (tuned, finals, hybrids, ablations, length, batch, halves, ones, budgets)}
 
 
 def main() -> None:
