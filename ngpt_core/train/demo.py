@@ -2,7 +2,8 @@
 
 ``ngpt demo`` (``make demo``) trains three runs on the embedded corpus, with the same blocks and the same data in one order:
 GPT, nGPT, and nGPT on a schedule half as long, which asks the paper's question directly (an annealed run cannot be read off in
-the middle). Each has its own recipe, scaled to the length of the run; one thread each, two at a time. It prints who is ahead,
+the middle). Each has its own recipe, scaled to the length of the run; one thread each, two at a time. Batches are small, 256
+tokens: at this size both sides learn more from many small steps than from few large ones (chapter 9). It prints who is ahead,
 whoever it is, and how sure that is: the 95% interval of the difference over the held-out windows of text, which both models
 read, beside what another seed would change (chapter 9 of the book). It lets all write, and says where the report is.
 """
@@ -28,8 +29,9 @@ from .report import LoggedRun, read_run, write_report
 
 __all__ = ["demo"]
 
-_CALIBRATION = 6  # steps that measure the speed; the first is left out
-_WINDOWS, _ROWS, _LENGTH = 512, 16, 256  # of the comparison
+_CALIBRATION = 20  # steps that measure the speed; the first is left out
+_BATCH, _LENGTH = 2, 128  # sequences in a step, and their tokens
+_WINDOWS, _ROWS = 800, 16  # of the comparison
 
 
 class Part(NamedTuple):
@@ -51,7 +53,7 @@ def _start(folder: Path, part: Part, preset: str, steps: int, *flags: str) -> su
     command = [sys.executable, "-m", "ngpt_core", "train", "--preset", preset, part.flag, "--steps", str(steps)]
     evaluate = max(1, steps // 20)
     command += ["--eval-every", str(evaluate), "--save-every", "0", "--diagnostics-every", str(evaluate)]
-    command += ["--out", str(folder), *flags]
+    command += ["--batch-size", str(_BATCH), "--seq-len", str(_LENGTH), "--out", str(folder), *flags]
     log = open(f"{folder}.log", "w", encoding="utf-8")
     return subprocess.Popen(command, stderr=log, stdout=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
