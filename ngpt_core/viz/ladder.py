@@ -343,20 +343,20 @@ def rates(width: int, rule: str) -> dict:
 
 
 def rates_figure(v: dict) -> go.Figure:
-    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2, row_heights=[0.4, 0.6])
-    figure.add_scatter(
-        x=v["d"], y=v["C"], name="C", mode="lines+markers+text", text=RUNGS, textposition="bottom left",
-        line=_thin(COLORS["teal"]), marker=_marks(COLORS["teal"]), showlegend=False,
-        hovertemplate="%{text}: C = %{y:.2f}<extra></extra>", row=1, col=1,
-    )  # fmt: skip
+    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.2, row_heights=[0.6, 0.4])
     for name, key, color, symbol in (("GPT", "gpt", GPT, "square"), ("nGPT, C/√d", "ngpt", NGPT, "circle")):
         figure.add_scatter(
             x=ACTIVE, y=v[key], name=name, mode="lines+markers", line=_thin(color), marker=_marks(color, symbol), text=RUNGS,
-            hovertemplate=f"{name}, %{{text}}: %{{y:.2e}}<extra></extra>", row=2, col=1,
+            hovertemplate=f"{name}, %{{text}}: %{{y:.2e}}<extra></extra>", row=1, col=1,
         )  # fmt: skip
-    figure.update_xaxes(title="d<sub>model</sub> (the paper gives those of 7B and 30B)", range=[600, 2800], row=1, col=1)
-    figure.update_xaxes(type="log", **TICKS, title="active parameters (10⁹)", row=2, col=1)
-    figure.update_yaxes(title="C", range=[0, 0.29], row=1, col=1)
-    figure.update_yaxes(type="log", title="peak learning rate", tickvals=[1e-3, 2e-3, 5e-3, 1e-2], row=2, col=1)
+    figure.add_scatter(
+        x=v["d"], y=v["C"], name="C", mode="lines+markers+text", text=RUNGS, textposition="bottom left",
+        line=_thin(COLORS["teal"]), marker=_marks(COLORS["teal"]), showlegend=False,
+        hovertemplate="%{text}: C = %{y:.2f}<extra></extra>", row=2, col=1,
+    )  # fmt: skip
+    figure.update_xaxes(title="d<sub>model</sub> (the paper gives those of 7B and 30B)", range=[600, 2800], row=2, col=1)
+    figure.update_xaxes(type="log", **TICKS, title="active parameters (10⁹)", row=1, col=1)
+    figure.update_yaxes(title="C", range=[0, 0.29], row=2, col=1)
+    figure.update_yaxes(type="log", title="peak learning rate", tickvals=[1e-3, 2e-3, 5e-3, 1e-2], row=1, col=1)
     figure.update_layout(height=540)
     return figure
