@@ -72,7 +72,7 @@ def planned_figure(v: dict) -> go.Figure:
     figure.update_xaxes(title="GiB on the fullest rank", range=[0, 190])
     hidden = {"overlaying": "y", "range": [-0.6, 0.6], "visible": False}
     figure.update_layout(barmode="stack", height=280, legend_traceorder="normal")
-    return figure.update_layout(yaxis={"showticklabels": False}, yaxis2=hidden)
+    return figure.update_layout(yaxis={"showticklabels": False, "ticks": ""}, yaxis2=hidden)
 
 
 def cost(gpu: str, mfu: float, price: float) -> dict:
