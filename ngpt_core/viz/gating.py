@@ -106,8 +106,9 @@ def histogram_figure(edges: list[float], runs: dict[str, list[int]]) -> go.Figur
     for a, color in ((0.5, "magenta"), (1.0, "red")):
         y = gate(torch.tensor(SCALES) + 1e-14, a, 1e-8)
         figure.add_scatter(x=SCALES, y=y, name=f"gate, a = {a:g}", **_curve(color, "dash"), secondary_y=True)
-    for x, name in ((1e-8, "ε<sub>gate</sub>"), (1e-14, "ε<sub>num</sub>")):
-        figure.add_scatter(x=[x, x], y=[0, 1.03], name=name, showlegend=x == 1e-8, **_thin("grey"), secondary_y=True)
+    marks = {"name": "ε<sub>num</sub>, ε<sub>gate</sub>", "hoverinfo": "x", **_thin("grey")}
+    for x in (1e-14, 1e-8):
+        figure.add_scatter(x=[x, x], y=[0, 1.03], showlegend=x == 1e-8, **marks, secondary_y=True)
     powers = (-14, -11, -8, -5, -2)
     ticks = {"tickvals": [10.0**p for p in powers], "ticktext": [f"10<sup>{p}</sup>" for p in powers]}
     figure.update_xaxes(type="log", title="√v̂", range=[-15, -1], **ticks)
