@@ -160,6 +160,24 @@ def forward_pass_figure(v: dict) -> go.Figure:
     return figure
 
 
+# ---- a trained model's walk, block by block ----------------------------------------------------------------------------
+
+
+def stops_figure(pattern: str, before: tuple, after: tuple) -> go.Figure:
+    """After 0, 1, ... blocks: degrees from the start, and the loss if the walk ended there; each pair is (degrees, losses)."""
+    figure = make_subplots(rows=2, cols=1, vertical_spacing=0.12, shared_xaxes=True)
+    places = ["start", *(f"{i} {letter}" for i, letter in enumerate(pattern, 1))]
+    for values, name, color in ((before, "before training", "grey"), (after, "after training", "blue")):
+        drawn = {"mode": "lines+markers", "line": {"color": COLORS[color], "width": 2.5}}
+        for row, y in enumerate(values, 1):
+            figure.add_scatter(x=places, y=y, name=name, showlegend=row == 1, **drawn, row=row, col=1)
+    figure.update_xaxes(title="stopped after block", row=2, col=1)
+    figure.update_yaxes(title="degrees away", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title="loss", row=2, col=1)
+    figure.update_layout(height=470)
+    return figure
+
+
 # ---- dot products in d dimensions ------------------------------------------------------------------------------------
 
 
