@@ -4,6 +4,7 @@ Symbols: d_k head dimension; s_qk scale of queries and keys; s_u of the inner ac
 """
 
 import math
+import re
 
 import numpy as np
 import plotly.graph_objects as go
@@ -156,4 +157,18 @@ def walk_figure(pattern: str, walks: dict[str, dict]) -> go.Figure:
         figure.add_bar(x=names, y=steps["turned"], name=name, marker_color=COLORS[color])
     figure.update_xaxes(title="block: M Mamba-2, E experts, * attention")
     figure.update_yaxes(title="degrees turned")
+    return figure
+
+
+def moved_figure(moved: dict[str, torch.Tensor]) -> go.Figure:
+    """For each kind of scale, from its smallest to its largest entry, and the mean; all in units of where they started."""
+    figure = go.Figure()
+    low, mean, high = (np.array([float(f(entries)) for entries in moved.values()]) for f in (torch.min, torch.mean, torch.max))
+    spread = {"type": "data", "symmetric": False, "array": high - mean, "arrayminus": mean - low, "thickness": 3, "width": 7}
+    names = [{"alpha": "α"}.get(name, re.sub(r"_(.*)", r"<sub>\1</sub>", name)) for name in moved]
+    figure.add_scatter(x=names, y=[1] * len(names), name="start", **_line("grey", "dash"))
+    figure.add_scatter(
+        x=names, y=mean, error_y=spread, name="after training", mode="markers", marker={"size": 11, "color": COLORS["blue"]}
+    )
+    figure.update_yaxes(title="entries / start", rangemode="tozero")
     return figure
