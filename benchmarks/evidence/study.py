@@ -4,14 +4,15 @@
 
     tuned       both sides at the smallest size with the same number of trials on seed 0, a quarter of the length: one axis
                 after another, the best so far is kept. Every trial is in the table.
-    finals      three peak rates at the whole length on seed 0, then the best on three other seeds; nGPT also with shorter
-                schedules, from which the token ratio comes: an annealed run cannot be read off in the middle
+    finals      the smallest size: the tuned settings on three other seeds, nGPT also with shorter schedules, from which the
+                token ratio comes (an annealed run cannot be read off in the middle); at a quarter of the length, and at the
+                whole length with the best of three peak rates (seed 0)
     hybrids, halves, ones
-                the same at the other sizes, the three peak rates at a quarter of the length
+                the other sizes at a quarter of the length, with the best of three peak rates (seed 0)
     ablations   the recipe with one thing changed, a quarter of the length, three seeds
-    length      the first moment and C in shorter and longer runs
+    length      the moments and C in runs of other lengths and with other batches
     batch       both sides with other batches, the same tokens
-    budgets     twice the tokens
+    budgets     the other sizes at the whole length
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
 The rows with "batch": 8 are an earlier study of the smallest size, 1,024 tokens in a batch (FIRST are its tuned numbers).
@@ -32,6 +33,7 @@ SEEDS = (1, 2, 3)
 SHARES = (0.5, 0.7)  # of GPT's steps, for nGPT's shorter schedules
 SMALLEST = "dense-0.2M"
 QUARTER = STEPS[SMALLEST] // 4
+LENGTH_BETAS = {500: (0.6, 0.8, 0.9, 0.95), 1000: (0.6, 0.8, 0.9, 0.95), 4000: (0.8, 0.9, 0.95), 8000: (0.8, 0.9, 0.95)}
 FIRST = {"gpt": {"lr": 0.001, "betas": "0.8,0.99", "clip_norm": "none"}, "ngpt": {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}}
 
 # One axis after another. A value may depend on the best so far. Both sides have the same number of trials.
@@ -100,31 +102,46 @@ def checked(lab: Lab, model: str, steps: int) -> dict[str, dict]:
 
 
 def finals(lab: Lab) -> None:
-    lab.map(fight(SMALLEST, STEPS[SMALLEST], checked(lab, SMALLEST, STEPS[SMALLEST])))
+    whole = STEPS[SMALLEST]
+    lab.map([*fight(SMALLEST, QUARTER, tuned(lab)), *fight(SMALLEST, whole, checked(lab, SMALLEST, whole))])
 
 
-def _fights(lab: Lab, *models: str) -> None:
+def _fights(lab: Lab, share: float, *models: str) -> None:
     for model in models:
-        lab.map(fight(model, STEPS[model], checked(lab, model, STEPS[model] // 4)))
+        quarter = STEPS[model] // 4
+        lab.map(fight(model, round(share * STEPS[model]), checked(lab, model, quarter)))
 
 
 def hybrids(lab: Lab) -> None:
-    _fights(lab, "hybrid-0.2M")
+    _fights(lab, 0.25, "hybrid-0.2M")
 
 
 def halves(lab: Lab) -> None:
-    _fights(lab, "dense-0.5M", "hybrid-0.5M")
+    _fights(lab, 0.25, "dense-0.5M", "hybrid-0.5M")
 
 
 def ones(lab: Lab) -> None:
-    _fights(lab, "dense-1M", "hybrid-1M")
+    _fights(lab, 0.25, "dense-1M", "hybrid-1M")
+
+
+def budgets(lab: Lab) -> None:
+    _fights(lab, 1.0, *(model for model in MODELS if model != SMALLEST))
 
 
 def length_jobs(best: dict) -> list[Job]:
-    """The first moment and C around the tuned ones, in runs of other lengths."""
-    changes = [{"betas": f"{beta1},{best['betas'].split(',')[1]}"} for beta1 in (0.6, 0.8, 0.9, 0.95)]
-    changes += [{"C": round(best["C"] * factor, 6)} for factor in (0.5, 1.0, 2.0)]
-    return [Job(SMALLEST, "ngpt", QUARTER * n // 4, 0, {**best, **change}) for n in (1, 2, 4, 8) for change in changes]
+    """The two moments and C around the tuned ones: beta1 in runs of other lengths, C in the shortest, beta2 by the batch."""
+    beta1, beta2 = best["betas"].split(",")
+    jobs = [
+        Job(SMALLEST, "ngpt", steps, 0, {**best, "betas": f"{b},{beta2}"})
+        for steps, betas in LENGTH_BETAS.items()
+        for b in betas
+    ]
+    jobs += [Job(SMALLEST, "ngpt", QUARTER, 0, {**best, "betas": f"{b},{beta2}"}) for b in (0.6, 0.8)]
+    jobs += [Job(SMALLEST, "ngpt", 500, 0, {**best, "C": round(best["C"] * factor, 6)}) for factor in (0.5, 2.0)]
+    jobs += [Job(SMALLEST, "ngpt", QUARTER, 0, {**best, "betas": f"{beta1},{b}"}) for b in (0.95, 0.975, 0.995)]
+    jobs += [Job(SMALLEST, "ngpt", 2 * QUARTER, 0, {**best, "betas": f"{beta1},{b}"}, batch=1) for b in (0.975, 0.99, 0.995)]
+    jobs += [Job(SMALLEST, "ngpt", QUARTER // 4, 0, {**best, "betas": f"0.8,{b}"}, batch=8) for b in (0.95, 0.975, 0.99)]
+    return jobs
 
 
 def length(lab: Lab) -> None:
@@ -189,13 +206,6 @@ def ablation_jobs(model: str, best: dict, steps: int) -> dict[str, list[Job]]:
 def ablations(lab: Lab) -> None:
     best = tuned(lab)["ngpt"]
     lab.map(job for jobs in ablation_jobs(SMALLEST, best, QUARTER).values() for job in jobs)
-
-
-def budgets(lab: Lab) -> None:
-    """Twice the tokens, with the rates that were best for half of them."""
-    lab.map(fight(SMALLEST, 2 * STEPS[SMALLEST], checked(lab, SMALLEST, STEPS[SMALLEST])))
-    for model in ("hybrid-0.2M", "dense-0.5M", "hybrid-0.5M"):
-        lab.map(fight(model, 2 * STEPS[model], checked(lab, model, STEPS[model] // 4)))
 
 
 STAGES = {f.__name__: f for f in (tuned, finals, hybrids, ablations, length, batch, halves, ones, budgets)}
