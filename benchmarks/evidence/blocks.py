@@ -1,0 +1,65 @@
+"""Which blocks does a trained model use? The held-out loss when one block is left out, block by block.
+
+    python benchmarks/evidence/blocks.py [--runs runs/evidence]          appends to results/blocks.jsonl
+
+For every run of the fights (seeds 1, 2, 3) whose folder is still there: the runs themselves are not kept, only their numbers. A
+block is left out by making its step zero: alpha = 0 in nGPT (h stays where it is), an output of zero in GPT.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from analyse import read
+from runner import HERE, LENGTH
+from study import SEEDS
+from torch import nn
+
+import ngpt_core as ng
+from ngpt_core.nn.residual import Residual
+from ngpt_core.train.corpus import embedded
+from ngpt_core.train.loss import evaluate
+from ngpt_core.train.world import World
+
+TABLE = HERE / "results" / "blocks.jsonl"
+WINDOWS = 400
+
+
+def loss(model: nn.Module) -> float:
+    return evaluate(model, [(embedded(), 1.0)], WINDOWS, 16, LENGTH, World(torch.device("cpu"))).loss
+
+
+@torch.no_grad()
+def without(model: nn.Module, block: Residual) -> float:
+    """The held-out loss of the model with that block's step left out."""
+    weight = block.alpha.weight if block.alpha is not None else getattr(block.mixer, "o_proj", getattr(block.mixer, "down", None))
+    if weight is None:
+        raise ValueError(f"blocks: {type(block.mixer).__name__} of GPT has no output matrix named o_proj or down.")
+    kept = weight.clone()
+    weight.zero_()
+    found = loss(model)
+    weight.copy_(kept)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
+    folder = parser.parse_args().runs
+    torch.set_num_threads(1)
+    done = {json.loads(line)["name"] for line in TABLE.read_text().splitlines()} if TABLE.exists() else set()
+    for row in read():
+        export = folder / row["name"] / "export"
+        if row["seed"] not in SEEDS or row["name"] in done or not export.exists() or not row["model"].startswith("dense"):
+            continue
+        model = ng.load(export).eval()
+        whole = loss(model)
+        costs = [round(without(model, block) - whole, 4) for block in model.blocks]
+        with TABLE.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"name": row["name"], "costs": costs}) + "\n")
+        print(f"{row['name']:<44} {row['val_loss']}  {costs}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
