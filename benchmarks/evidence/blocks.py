@@ -17,6 +17,7 @@ from study import SEEDS
 from torch import nn
 
 import ngpt_core as ng
+from ngpt_core.nn.attention import Attention
 from ngpt_core.nn.residual import Residual
 from ngpt_core.train.corpus import embedded
 from ngpt_core.train.loss import evaluate
@@ -33,9 +34,8 @@ def loss(model: nn.Module) -> float:
 @torch.no_grad()
 def without(model: nn.Module, block: Residual) -> float:
     """The held-out loss of the model with that block's step left out."""
-    weight = block.alpha.weight if block.alpha is not None else getattr(block.mixer, "o_proj", getattr(block.mixer, "down", None))
-    if weight is None:
-        raise ValueError(f"blocks: {type(block.mixer).__name__} of GPT has no output matrix named o_proj or down.")
+    output = "o_proj" if isinstance(block.mixer, Attention) else "down"
+    weight = getattr(block.mixer, output) if block.alpha is None else block.alpha.weight
     kept = weight.clone()
     weight.zero_()
     found = loss(model)

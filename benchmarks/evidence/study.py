@@ -125,7 +125,7 @@ def ones(lab: Lab) -> None:
 
 
 def budgets(lab: Lab) -> None:
-    _fights(lab, 1.0, *(model for model in MODELS if model != SMALLEST))
+    _fights(lab, 1.0, "hybrid-0.2M", "hybrid-0.5M", "dense-0.5M", "hybrid-1M", "dense-1M")
 
 
 def length_jobs(best: dict) -> list[Job]:
