@@ -21,12 +21,13 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 import torch
-from runner import LENGTH, MODELS, TABLE, Job
-from study import FIRST, QUARTER, SEEDS, SMALLEST, TRIALS, ablation_jobs, batch_jobs, loss, trials
+from runner import HERE, MODELS, TABLE, Job
+from study import FIRST, SEEDS, SMALLEST, TRIALS, ablation_jobs, loss, trials
 
 import ngpt_core as ng
 from ngpt_core.train.corpus import embedded
 
+BLOCKS = HERE / "results" / "blocks.jsonl"
 OUT = Path(ng.__file__).parent / "viz" / "evidence.json"
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # 97.5% quantiles for n - 1 degrees of freedom, by n
 
@@ -125,10 +126,9 @@ def _cpu(rows: Iterable[dict]) -> float:
     return median(seconds) if seconds else 0.0
 
 
-def ablations(rows: list[dict], best: dict, model: str = SMALLEST) -> list[dict]:
+def ablations(rows: list[dict], jobs: dict[str, list[Job]]) -> list[dict]:
     """Final loss of each changed recipe minus the recipe's own, seed by seed. Unfinished ones are left out."""
     by_name = {r["name"]: r for r in rows}
-    jobs = ablation_jobs(model, best, QUARTER)
     finished = {k: [by_name[j.name] for j in js] for k, js in jobs.items() if all(j.name in by_name for j in js)}
     base, found = finished.pop("recipe", None), []
     if base is None:
@@ -142,44 +142,36 @@ def ablations(rows: list[dict], best: dict, model: str = SMALLEST) -> list[dict]
     return found
 
 
-def lengths(rows: list[dict], best: dict) -> list[dict]:
-    """Seed 0 of the smallest model at every length and batch, where at most one of beta1 and C is not the tuned one."""
-    found = []
-    for batch, base in ((None, best), (8, FIRST["ngpt"])):
-        for r in rows:
-            if (r["model"], r["side"], r["seed"], r["batch"]) != (SMALLEST, "ngpt", 0, batch) or r["fields"]:
-                continue
-            recipe = {"betas": "0.975,0.975", **r["recipe"]}
-            beta1, beta2 = recipe["betas"].split(",")
-            others = {k: v for k, v in recipe.items() if k not in ("betas", "C")}
-            tuned = {k: v for k, v in base.items() if k not in ("betas", "C")}
-            changed = (recipe["betas"] != base["betas"]) + (recipe["C"] != base["C"])
-            if others == tuned and beta2 == base["betas"].split(",")[1] and changed < 2:
-                n, C = r["tokens"] // r["steps"] // LENGTH, recipe["C"]
-                found.append({"sequences": n, "steps": r["steps"], "beta1": float(beta1), "C": C, "loss": r["val_loss"]})
-    return found
+def lengths(rows: list[dict]) -> list[dict]:
+    """Seed 0 of the first study at every length: what was changed against its tuned recipe, and the loss."""
+    best, keys = FIRST["ngpt"], ("betas", "C", "cap_degrees")
+    mine = [r for r in rows if (r["side"], r["seed"], r["batch"]) == ("ngpt", 0, 8) and not r["fields"]]
+    return [
+        {"steps": r["steps"], "loss": r["val_loss"], **{k: r["recipe"].get(k, "paper") for k in keys}}
+        for r in mine
+        if all(r["recipe"].get(k) == best.get(k) for k in {*r["recipe"], *best} - set(keys))
+    ]
 
 
-def batches(rows: list[dict]) -> list[dict]:
-    """Both sides with batches of several sizes and the same tokens: the better of the settings that each was given."""
-    by_name, found = {r["name"]: r for r in rows}, {}
-    for job in batch_jobs():
-        if job.name in by_name:
-            found.setdefault((job.side, job.sequences), []).append(loss(by_name[job.name]))
-    return [{"side": side, "sequences": n, "loss": min(x)} for (side, n), x in found.items()]
+def blocks(rows: list[dict]) -> list[dict]:
+    """What each block is worth to the dense models of the fights: see blocks.py."""
+    known, by_name = {r["name"]: r for r in rows}, {}
+    for found in map(json.loads, BLOCKS.read_text().splitlines()):
+        by_name[found.pop("name")] = found
+    keys = ("side", "seed", "steps", "val_loss")
+    return [{**{k: known[name][k] for k in keys}, **found} for name, found in by_name.items()]
 
 
 def main() -> None:
     rows = read()
     tuned = tuning(rows)
-    best = tuned["ngpt"]["best"]
     summary = {
         "about": {
             "corpus": embedded().checksum, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
             "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
-        "tuning": tuned, "fights": fights(rows), "ablations": ablations(rows, best), "lengths": lengths(rows, best),
-        "batches": batches(rows),
+        "tuning": tuned, "fights": fights(rows), "lengths": lengths(rows), "blocks": blocks(rows), "first": FIRST,
+        "ablations": ablations(rows, ablation_jobs(SMALLEST, FIRST["ngpt"], 1000, 8)),
     }  # fmt: skip
     OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"{len(rows)} runs, {summary['about']['cpu_hours']} CPU hours -> {OUT.name}, {OUT.stat().st_size:,} bytes")

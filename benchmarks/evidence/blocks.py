@@ -2,8 +2,9 @@
 
     python benchmarks/evidence/blocks.py [--runs runs/evidence]          appends to results/blocks.jsonl
 
-For every run of the fights (seeds 1, 2, 3) whose folder is still there: the runs themselves are not kept, only their numbers. A
-block is left out by making its step zero: alpha = 0 in nGPT (h stays where it is), an output of zero in GPT.
+For every run of the dense fights whose folder is still there: the runs themselves are not kept, only their numbers. A block is
+left out by making its step zero: alpha = 0 in nGPT (h stays where it is), an output of zero in GPT. Of nGPT's attention layers
+also the largest |s_qk|: the softmax sees cosines times sqrt(d_k) s_qk^2.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 from analyse import read
 from runner import HERE, LENGTH
-from study import SEEDS
+from study import QUARTER, SEEDS, SMALLEST, STEPS
 from torch import nn
 
 import ngpt_core as ng
@@ -24,7 +25,7 @@ from ngpt_core.train.loss import evaluate
 from ngpt_core.train.world import World
 
 TABLE = HERE / "results" / "blocks.jsonl"
-WINDOWS = 400
+WINDOWS, LENGTHS = 400, (QUARTER, STEPS[SMALLEST])
 
 
 def loss(model: nn.Module) -> float:
@@ -43,6 +44,11 @@ def without(model: nn.Module, block: Residual) -> float:
     return found
 
 
+def s_qk(model: nn.Module) -> list[float]:
+    mixers = [block.mixer for block in model.blocks if isinstance(block.mixer, Attention)]
+    return [round(float(mixer.s_qk().abs().max()), 2) for mixer in mixers if mixer.s_qk is not None]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
@@ -51,13 +57,14 @@ def main() -> None:
     done = {json.loads(line)["name"] for line in TABLE.read_text().splitlines()} if TABLE.exists() else set()
     for row in read():
         export = folder / row["name"] / "export"
-        if row["seed"] not in SEEDS or row["name"] in done or not export.exists() or not row["model"].startswith("dense"):
+        wanted = (row["model"], row["batch"]) == (SMALLEST, None) and row["seed"] in SEEDS and row["steps"] in LENGTHS
+        if not wanted or row["name"] in done or not export.exists():
             continue
         model = ng.load(export).eval()
         whole = loss(model)
         costs = [round(without(model, block) - whole, 4) for block in model.blocks]
         with TABLE.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"name": row["name"], "costs": costs}) + "\n")
+            file.write(json.dumps({"name": row["name"], "costs": costs, "s_qk": s_qk(model)}) + "\n")
         print(f"{row['name']:<44} {row['val_loss']}  {costs}", flush=True)
 
 

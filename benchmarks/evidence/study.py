@@ -9,9 +9,8 @@
                 whole length with the best of three peak rates (seed 0)
     hybrids, halves, ones
                 the other sizes at a quarter of the length, with the best of three peak rates (seed 0)
-    ablations   the recipe with one thing changed, a quarter of the length, three seeds
+    ablations   the smallest hybrid with one thing changed, a quarter of the length, three seeds
     length      the moments and C in runs of other lengths and with other batches
-    batch       both sides with other batches, the same tokens
     budgets     the other sizes at the whole length
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
@@ -24,14 +23,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from runner import MODELS, Job, Lab
+from runner import Job, Lab
 
 from ngpt_core.optim.schedule import SCHEDULES, area
 
 STEPS = {"dense-0.2M": 8000, "hybrid-0.2M": 8000, "dense-0.5M": 9200, "hybrid-0.5M": 9200, "dense-1M": 9800, "hybrid-1M": 9600}
 SEEDS = (1, 2, 3)
 SHARES = (0.5, 0.7)  # of GPT's steps, for nGPT's shorter schedules
-SMALLEST = "dense-0.2M"
+SMALLEST, HYBRID = "dense-0.2M", "hybrid-0.2M"
 QUARTER = STEPS[SMALLEST] // 4
 LENGTH_BETAS = {500: (0.6, 0.8, 0.9, 0.95), 1000: (0.6, 0.8, 0.9, 0.95), 4000: (0.8, 0.9, 0.95), 8000: (0.8, 0.9, 0.95)}
 FIRST = {"gpt": {"lr": 0.001, "betas": "0.8,0.99", "clip_norm": "none"}, "ngpt": {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}}
@@ -113,7 +112,7 @@ def _fights(lab: Lab, share: float, *models: str) -> None:
 
 
 def hybrids(lab: Lab) -> None:
-    _fights(lab, 0.25, "hybrid-0.2M")
+    _fights(lab, 0.25, HYBRID)
 
 
 def halves(lab: Lab) -> None:
@@ -125,7 +124,7 @@ def ones(lab: Lab) -> None:
 
 
 def budgets(lab: Lab) -> None:
-    _fights(lab, 1.0, "hybrid-0.2M", "hybrid-0.5M", "dense-0.5M", "hybrid-1M", "dense-1M")
+    _fights(lab, 1.0, HYBRID, "hybrid-0.5M", "dense-0.5M", "hybrid-1M", "dense-1M")
 
 
 def length_jobs(best: dict) -> list[Job]:
@@ -148,26 +147,7 @@ def length(lab: Lab) -> None:
     lab.map(length_jobs(tuned(lab)["ngpt"]))
 
 
-def batch_jobs() -> list[Job]:
-    """Both sides with other batches and the same tokens: two settings each, one that suits few steps and one for many."""
-    settings = {
-        "gpt": [{"lr": 0.001, "betas": "0.9,0.99"}, {"lr": 0.002, "betas": "0.8,0.99"}],
-        "ngpt": [{"C": 0.12, "betas": "0.9,0.99", "rho": 0.2}, {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}],
-    }
-    own = MODELS[SMALLEST][1]
-    return [
-        Job(SMALLEST, side, QUARTER * own // n, 0, recipe, batch=None if n == own else n)
-        for side, recipes in settings.items()
-        for n in (1, 2, 4, 8)
-        for recipe in recipes
-    ]
-
-
-def batch(lab: Lab) -> None:
-    lab.map(batch_jobs())
-
-
-def ablation_jobs(model: str, best: dict, steps: int) -> dict[str, list[Job]]:
+def ablation_jobs(model: str, best: dict, steps: int, batch: int | None = None) -> dict[str, list[Job]]:
     """Name -> the jobs of one changed thing, one a seed. "recipe" is the recipe itself."""
     C, matched = best["C"], {}
     log_area = area(partial(SCHEDULES["log"], rho=best.get("rho", 0.05)))
@@ -197,18 +177,18 @@ def ablation_jobs(model: str, best: dict, steps: int) -> dict[str, list[Job]]:
         changes |= {"s_mamba starts at 1": ({}, {"s_mamba_init": 1.0}), "s_moe starts at 1": ({}, {"s_moe_init": 1.0})}
     is_it = {"cap_degrees": 1.0, "betas": "0.975,0.975", **best}  # a change that changes nothing is not trained again
     return {
-        name: [Job(model, "ngpt", steps, seed, {**best, **recipe}, fields) for seed in SEEDS]
+        name: [Job(model, "ngpt", steps, seed, {**best, **recipe}, fields, batch) for seed in SEEDS]
         for name, (recipe, fields) in changes.items()
         if name == "recipe" or fields or any(is_it.get(k) != v for k, v in recipe.items())
     }
 
 
 def ablations(lab: Lab) -> None:
-    best = tuned(lab)["ngpt"]
-    lab.map(job for jobs in ablation_jobs(SMALLEST, best, QUARTER).values() for job in jobs)
+    best = checked(lab, HYBRID, STEPS[HYBRID] // 4)["ngpt"]
+    lab.map(job for jobs in ablation_jobs(HYBRID, best, STEPS[HYBRID] // 4).values() for job in jobs)
 
 
-STAGES = {f.__name__: f for f in (tuned, finals, hybrids, ablations, length, batch, halves, ones, budgets)}
+STAGES = {f.__name__: f for f in (tuned, finals, hybrids, ablations, length, halves, ones, budgets)}
 
 
 def main() -> None:
