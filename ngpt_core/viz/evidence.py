@@ -20,6 +20,7 @@ DATA = json.loads((Path(__file__).parent / "evidence.json").read_text(encoding="
 GPT, NGPT = COLORS["red"], COLORS["blue"]
 SEQUENCE = 128  # tokens
 OLD = 8  # sequences in a batch of the first study
+DENSE, HYBRID = "dense-0.2M", "hybrid-0.2M"
 
 
 def _title(f: dict) -> str:
@@ -44,7 +45,8 @@ def ratio(fight: str, seed: str) -> dict:
     shares += [(np.nan, np.nan)] * (_LENGTHS - len(shares))
     x, y = (np.array(column) * scale for column, scale in zip(zip(*shares), (f["tokens"] / 1e6, 1.0)))
     gpt = _pick(f["gpt"], seed)
-    found = (f["ratio"] if seed == "mean" else f["seeds"][int(seed) - 1]) if f["ratio"] else np.nan
+    value = f["ratio"] if seed == "mean" else f["seeds"][int(seed) - 1]
+    found = np.nan if value is None else value  # not reached
     meet = found * f["tokens"] / 1e6
     return {
         "x": x, "y": y, "gpt_x": np.array([f["tokens"] / 1e6]), "gpt_y": np.array([gpt]),
@@ -126,60 +128,68 @@ def ablations_figure() -> go.Figure:
     return figure
 
 
-# ---- the length of the run, and the batch ------------------------------------------------------------------------------
-KNOBS = {"β₁": "beta1", "C": "C"}
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+def blocks(seed: str, tokens: str) -> dict:
+    """What each block is worth: by how much the held-out loss rises when it is left out."""
+    steps = {f"{f['tokens'] / 1e6:.1f}M": f["steps"] for f in FIGHTS.values() if f["model"] == DENSE}[tokens]
+    found = {b["side"]: b for b in DATA["blocks"] if (b["seed"], b["steps"]) == (int(seed), steps)}
+    return {
+        "gpt": np.array(found["gpt"]["costs"]), "ngpt": np.array(found["ngpt"]["costs"]),
+        "gpt_loss": found["gpt"]["val_loss"], "ngpt_loss": found["ngpt"]["val_loss"],
+    }  # fmt: skip
 
 
-def length_table(sequences: int, steps: int, knob: str) -> dict[float, float]:
-    """Value of a knob -> final loss of runs of that batch and length whose other numbers are the tuned ones."""
-    rows = [r for r in DATA["lengths"] if r["sequences"] == sequences and r["loss"] is not None]
-    other = "C" if knob == "beta1" else "beta1"
-    tuned = max({r[other] for r in rows}, key=lambda v: sum(r[other] == v for r in rows))  # the one that most runs share
-    return dict(sorted((r[knob], r["loss"]) for r in rows if r["steps"] == steps and r[other] == tuned))
-
-
-def _lengths(sequences: int) -> list[int]:
-    every = sorted({r["steps"] for r in DATA["lengths"] if r["sequences"] == sequences})
-    return [t for t in every if all(len(length_table(sequences, t, k)) > 2 for k in KNOBS.values())]
-
-
-LENGTHS = {2 * SEQUENCE: _lengths(2), OLD * SEQUENCE: _lengths(OLD)}  # tokens in a batch -> steps
-EVERY_LENGTH = sorted({t for lengths in LENGTHS.values() for t in lengths})
-
-
-def length(knob: str, batch: str) -> dict:
-    """Final loss as one knob is turned, the others being tuned; for each number of steps a line (without points if none)."""
-    tokens, found = int(batch), {}
-    for t in EVERY_LENGTH:
-        table = length_table(tokens // SEQUENCE, t, KNOBS[knob]) if t in LENGTHS[tokens] else {}
-        pad = [np.nan] * (6 - len(table))
-        found |= {f"x{t}": np.array([*table, *pad]), f"y{t}": np.array([*table.values(), *pad])}
-    return found
-
-
-def length_figure(v: dict) -> go.Figure:
-    figure, shades = go.Figure(), ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c")
-    for t, color in zip(EVERY_LENGTH, shades):
-        figure.add_scatter(
-            x=v[f"x{t}"], y=v[f"y{t}"], mode="lines+markers", name=f"{t:,} steps",
-            line={"color": color, "width": 2}, marker={"size": 8, "color": color},
-        )  # fmt: skip
-    figure.update_xaxes(title="{knob}")
-    figure.update_yaxes(title="final held-out loss, nats per byte")
-    figure.update_layout(height=380, margin={"t": 12})
+def blocks_figure(v: dict) -> go.Figure:
+    names = [f"{kind} {i + 1}" for i in range(len(v["gpt"]) // 2) for kind in ("attention", "MLP")]
+    figure = go.Figure()
+    figure.add_bar(x=names, y=v["gpt"], name="GPT", marker={"color": GPT})
+    figure.add_bar(x=names, y=v["ngpt"], name="nGPT", marker={"color": NGPT})
+    figure.update_yaxes(title="rise of the loss without it", range=[0, 3])
+    figure.update_layout(height=380, margin={"t": 12}, barmode="group")
     return figure
 
 
-def batches_figure() -> go.Figure:
-    """Both sides with batches of several sizes, the same tokens."""
+# ---- the length of the run -------------------------------------------------------------------------------------------
+KNOBS = {"β₁": "betas", "cap, degrees": "cap_degrees", "C": "C"}
+PUBLISHED = {"betas": 0.975, "cap_degrees": 1.0, "C": 0.24}
+
+
+def _value(knob: str, value: object) -> float:
+    """A number for what a run had: the first of the betas, the cap (the published one where none is said), C."""
+    if value == "paper":
+        return PUBLISHED[knob]
+    return float(value.split(",")[0]) if knob == "betas" else float(value)
+
+
+def length_table(steps: int, knob: str) -> dict[float, float]:
+    """Value of a knob -> final loss of the first study's runs of that length whose other numbers are the tuned ones."""
+    best = DATA["first"]["ngpt"]
+    tuned = {k: best.get(k, "paper") for k in PUBLISHED}
+    found = {}
+    for r in DATA["lengths"]:
+        same = all(r[k] == tuned[k] for k in PUBLISHED if k != knob)
+        if r["steps"] == steps and r["loss"] is not None and same and (knob != "betas" or r[knob].endswith("0.99")):
+            found[_value(knob, r[knob])] = r["loss"]
+    return dict(sorted(found.items()))
+
+
+LENGTHS = [t for t in sorted({r["steps"] for r in DATA["lengths"]}) if all(len(length_table(t, k)) > 2 for k in PUBLISHED)]
+
+
+def length(knob: str, steps: int) -> dict:
+    """Final loss as one knob is turned, the others being tuned."""
+    found = length_table(int(steps), KNOBS[knob])
+    pad = [np.nan] * (6 - len(found))
+    losses = np.array([*found.values(), *pad])
+    return {"x": np.array([*found, *pad]), "y": losses, "best": min(found, key=found.get), "least": float(np.nanmin(losses))}
+
+
+def length_figure(v: dict) -> go.Figure:
     figure = go.Figure()
-    for name, color, symbol in (("GPT", GPT, "square"), ("nGPT", NGPT, "circle")):
-        rows = sorted((r["sequences"] * SEQUENCE, r["loss"]) for r in DATA["batches"] if r["side"] == name.lower())
-        figure.add_scatter(
-            x=[x for x, _ in rows], y=[y for _, y in rows], mode="lines+markers", name=name,
-            line={"color": color, "width": 2}, marker={"size": 9, "color": color, "symbol": symbol},
-        )  # fmt: skip
-    figure.update_xaxes(title="tokens in a batch", type="log", tickvals=[128, 256, 512, 1024], exponentformat="none")
+    figure.add_scatter(
+        x=v["x"], y=v["y"], mode="lines+markers", line={"color": NGPT, "width": 2}, marker={"size": 9, "color": NGPT}
+    )
+    figure.update_xaxes(title="{knob}")
     figure.update_yaxes(title="final held-out loss, nats per byte")
     figure.update_layout(height=340, margin={"t": 12})
     return figure
