@@ -8,7 +8,7 @@ import pytest
 from test_trainer import TINY, corpus  # noqa: F401  (corpus is a fixture)
 
 from ngpt_core.cli import main
-from ngpt_core.train.demo import paired, verdict
+from ngpt_core.train.demo import paired, seed_spread, verdict
 from ngpt_core.train.metrics import read_metrics
 
 SIZES = ["--batch-size=2", "--seq-len=32", "--eval-windows=4", "--sample-tokens=4", "--no-tensorboard"]
@@ -205,3 +205,4 @@ def test_the_demo_says_how_sure_it_is():
     assert "nGPT is ahead by 0.1500" in verdict(difference, half)
     assert "GPT is ahead by 0.1500" in verdict(-difference, half) and "nGPT" not in verdict(-difference, half)
     assert "no clear difference" in verdict(0.01, 0.02)
+    assert 0 < seed_spread("pico") < seed_spread("pico-dense") < 0.5  # chapter 9: dense seeds differ more

@@ -99,15 +99,17 @@ def paired(a: list[float], b: list[float]) -> tuple[float, float]:
     return mean(differences), 1.96 * spread / math.sqrt(len(differences))
 
 
-def seed_spread() -> float | None:
-    """Two standard deviations, over seeds, of nGPT's difference to GPT in the book's evidence; None where there is none."""
+def seed_spread(preset: str) -> float | None:
+    """Two standard deviations, over seeds, of nGPT's difference to GPT in the book's evidence for models of this kind, dense or
+    hybrid; None where there is none."""
     path = Path(__file__).parent.parent / "viz" / "evidence.json"
     fights = json.loads(path.read_text(encoding="utf-8"))["fights"] if path.exists() else []
-    spreads = [stdev(n - g for g, n in zip(f["gpt"], f["ngpt"])) for f in fights]
+    kind = "dense" if preset.endswith("-dense") else "hybrid"
+    spreads = [stdev(n - g for g, n in zip(f["gpt"], f["ngpt"])) for f in fights if f["model"].startswith(kind)]
     return 2 * math.sqrt(mean(s * s for s in spreads)) if spreads else None
 
 
-def _compare(folder: Path, runs: list[LoggedRun]) -> None:
+def _compare(folder: Path, runs: list[LoggedRun], preset: str) -> None:
     corpora, losses = [(embedded(), 1.0)], {}
     torch.set_num_threads(1)
     for part in PARTS:
@@ -122,7 +124,7 @@ def _compare(folder: Path, runs: list[LoggedRun]) -> None:
     reached = "reaches" if difference <= half else "does not reach"
     print(f"With half of the tokens nGPT {reached} GPT's loss (difference {difference:+.4f} +- {half:.4f}).")
     print(f"+- is the 95% interval over {len(losses['gpt'])} windows of held-out text, for these two models.")
-    if (spread := seed_spread()) is not None:
+    if (spread := seed_spread(preset)) is not None:
         print(f"Another seed moves a difference by about {spread:.3f} (two standard deviations; the book's chapter 9).")
     print("One seed and a short run: an illustration. The book's chapter 9 has the evidence.")
 
@@ -154,7 +156,7 @@ def demo(out: str | None, minutes: float, preset: str) -> int:
     steps = max(20, int(60 * minutes / (1.25 * 1.5 * seconds)))
     print(f"training {preset}: GPT and nGPT for {steps} steps, nGPT once more for half of them: about {minutes:g} minutes")
     runs = _train(folder, PARTS, preset, steps)
-    _compare(folder, runs)
+    _compare(folder, runs, preset)
     for part in PARTS:
         print(f"\n{part.title} writes:\n{_last_sample(folder / part.name)}")
     print("\n" + write_report([str(folder / part.name) for part in PARTS], str(folder / "report.html")))
