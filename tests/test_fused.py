@@ -106,8 +106,9 @@ SWITCHES = {
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_unit_rows_agree_with_the_readable_path_over_200_steps(switch):
-    """29 = 16 + 8 + 5: pairs of vectors, a single one, and a rest."""
-    assert_same(*both((2, 2, 29), unit_dim=-1, **SWITCHES[switch]))
+    """29 = 16 + 8 + 5: pairs of vectors, a single one, and a rest. Turns of more than 90 degrees amplify rounding: there the
+    readable path in float32 is itself up to 1.1e-5 from float64 (seen on one CPU; another rounds otherwise)."""
+    assert_same(*both((2, 2, 29), unit_dim=-1, **SWITCHES[switch]), w=5e-5 if switch.startswith("cap over") else 1e-5)
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (4, 2), (3, 8), (3, 16), (3, 17), (5, 1000), (2, 4099)], ids=str)
