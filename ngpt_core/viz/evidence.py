@@ -68,7 +68,8 @@ def ratio_figure(v: dict) -> go.Figure:
     figure.add_scatter(
         x=v["gpt_x"], y=v["gpt_y"], mode="markers", name="GPT", marker={"size": 11, "color": GPT, "symbol": "square"}
     )
-    figure.update_xaxes(title="tokens of the schedule, millions", type="log", exponentformat="none", nticks=6)
+    ticks = ["0.1", "0.2", "0.3", "0.5", "0.7", "1", "1.4", "2", "3"]
+    figure.update_xaxes(title="tokens of the schedule, millions", type="log", tickvals=[*map(float, ticks)], ticktext=ticks)
     figure.update_yaxes(title="final held-out loss, nats per byte")
     return figure
 
