@@ -53,6 +53,18 @@ def test_a_ratio_is_never_extrapolated(evidence):
     assert ahead["ratio"] is None and ahead["bounds"] == ["< 0.50"]
 
 
+def test_an_ablation_of_the_same_length_does_not_take_the_place_of_the_recipe(evidence):
+    def row(side, steps, seed, recipe, loss):
+        same = {"model": "hybrid-0.2M", "batch": None, "fields": {}, "curve": [], "cpu_seconds": None}
+        return {**same, "side": side, "steps": steps, "seed": seed, "recipe": recipe, "val_loss": loss, "tokens": 256 * steps}
+
+    rows = [row("gpt", 100, seed, {"lr": 1}, 2.0) for seed in (1, 2, 3)]
+    rows += [row("ngpt", steps, seed, {"C": 1}, loss) for seed in (1, 2, 3) for steps, loss in ((50, 2.1), (100, 1.9))]
+    rows += [row("ngpt", 100, seed, {"C": 1, "a": 1}, 1.5) for seed in (1, 2, 3)]  # in the table after the recipe
+    (fight,) = evidence[2].fights(rows)
+    assert fight["ngpt"] == [1.9] * 3 and fight["recipes"]["ngpt"] == {"C": 1} and 0.5 < fight["ratio"] < 1
+
+
 def test_both_sides_have_equal_trials_and_every_job_can_be_trained(evidence):
     from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
 

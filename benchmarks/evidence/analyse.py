@@ -98,11 +98,15 @@ def fights(rows: list[dict]) -> list[dict]:
     for model, batch, steps in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1] or 0, g[2])):
         mine = [r for r in finals if (r["model"], r["batch"]) == (model, batch)]
         gpt = {r["seed"]: r for r in mine if (r["side"], r["steps"]) == ("gpt", steps)}
-        full = {r["seed"]: r for r in mine if (r["side"], r["steps"]) == ("ngpt", steps)}
+        by_recipe = {}
+        for r in mine:
+            if r["side"] == "ngpt":
+                by_recipe.setdefault(json.dumps(r["recipe"], sort_keys=True), []).append(r)
+        same = max(by_recipe.values(), key=lambda x: len({r["steps"] for r in x}), default=[])  # an ablation has one length
+        full = {r["seed"]: r for r in same if r["steps"] == steps}
         if not set(gpt) == set(full) == set(SEEDS):
             continue
         recipes = {side: x[SEEDS[0]]["recipe"] for side, x in (("gpt", gpt), ("ngpt", full))}
-        same = [r for r in mine if r["side"] == "ngpt" and r["recipe"] == recipes["ngpt"]]
         by_seed = {s: {r["tokens"]: r["val_loss"] for r in same if r["seed"] == s} for s in SEEDS}
         tokens = gpt[SEEDS[0]]["tokens"]
         fields = dict(MODELS[model][0])
