@@ -197,6 +197,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="runs at the same time (default: 2)")
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="folder of the runs (default: runs/evidence)")
     args = parser.parse_args()
+    if unknown := [stage for stage in args.stages if stage not in STAGES]:
+        parser.error(f"there is no stage {', '.join(unknown)}; there are: {', '.join(STAGES)}")
     lab = Lab(args.runs, args.workers)
     for stage in args.stages:
         STAGES[stage](lab)
