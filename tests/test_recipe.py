@@ -370,6 +370,9 @@ def test_overrides_reach_their_place(ngpt, gpt):
     for choice in ("cosine", cosine, partial(cosine, eta_min=0.0)):
         assert recipe.build(ngpt, 10, schedule=choice)[1].at(5)[0][0] == pytest.approx(GLOBAL / 2)
     assert recipe.build(ngpt, 100, warmup="before")[1].at(5)[0][0] == pytest.approx(GLOBAL / 2)
+    assert {row.warmup for row in rows(ngpt, warmup="all")} == {0.1}
+    eta = [recipe.build(ngpt, 100, warmup=warmup)[1].at(5)[0][0] for warmup in ("group", "all")]
+    assert eta[1] == pytest.approx(eta[0] / 2)  # a factor on the decayed rate
     assert recipe.build(gpt, 10, lr=1e-3, weight_decay=0.2)[0].param_groups[1]["weight_decay"] == 0.2
     base = recipe.settings(ngpt, C=0.1)
     assert recipe.settings(ngpt, base, rho=0.2) == recipe.Settings(C=0.1, rho=0.2)
@@ -429,6 +432,8 @@ def test_slips_are_answered_with_the_rule(ngpt, gpt, monkeypatch):
         recipe.table(ngpt, C=-1)
     with pytest.raises(ValueError, match="total_steps"):
         recipe.build(ngpt, 0)
+    with pytest.raises(ValueError, match=r"warmup must be 'group' .*got 'first'"):
+        recipe.build(ngpt, 10, warmup="first")
     with pytest.raises(ValueError, match="has no ModelConfig"):
         recipe.table(nn.Linear(2, 2))
     monkeypatch.delitem(recipe.TABLE, "Attention.q_proj")

@@ -116,11 +116,11 @@ def hybrids(lab: Lab) -> None:
 
 
 def halves(lab: Lab) -> None:
-    _fights(lab, 0.25, "dense-0.5M", "hybrid-0.5M")
+    _fights(lab, 0.25, "hybrid-0.5M", "dense-0.5M")
 
 
 def ones(lab: Lab) -> None:
-    _fights(lab, 0.25, "dense-1M", "hybrid-1M")
+    _fights(lab, 0.25, "hybrid-1M", "dense-1M")
 
 
 def budgets(lab: Lab) -> None:
@@ -155,6 +155,7 @@ def ablation_jobs(model: str, best: dict, steps: int, batch: int | None = None) 
         matched[f"{name} decay, same area"] = ({"schedule": name, "C": round(C * log_area / area(SCHEDULES[name]), 6)}, {})
     changes = {
         "recipe": ({}, {}),
+        "all rates warmed up": ({"warmup": "all"}, {}),
         "a = 1 (Adam's gate)": ({"a": 1.0}, {}),
         "no LGP": ({}, {"lgp_q": "none"}),
         "LGP with q = 0": ({}, {"lgp_q": 0.0}),

@@ -137,7 +137,8 @@ class Settings:
     rho: float = 0.05
     """Of the logarithmic decay."""
     warmup: str = "group"
-    """"group": decay from the first step, and the table's own warmups. "before": one for all, then decay (figure 3)."""
+    """"group": decay from the first step, and the table's own warmups. "before": one for all, then decay (figure 3).
+    "all": as "group", but every rate is warmed up, as GPT's are (not published; chapter 9 tries it)."""
     warmup_share: float = 0.1
     """The share of training of every warmup, the cap's too."""
     clip_norm: float | None = None
@@ -148,6 +149,9 @@ class Settings:
     def __post_init__(self) -> None:
         _positive(self, "C", "expert_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
         _positive(self, "cap_degrees", "clip_norm")
+        if self.warmup not in ("group", "before", "all"):
+            rule = "'group' (the table's own), 'before' (one for all, then decay) or 'all' (a factor on every decayed rate)"
+            raise ValueError(f"recipe: warmup must be {rule}; got {self.warmup!r}.")
 
     def rates(self, config: ModelConfig) -> dict[str, float]:
         """The peak learning rates that ``Rule.rate`` names."""
@@ -167,7 +171,7 @@ class Settings:
         if rule.cap and self.cap_degrees is not None:
             cap = math.radians(self.cap_degrees)
         return {
-            "lr": lr, "peak_lr": lr, "warmup": self.warmup_share if rule.warmup else 0.0, "cap": cap, "peak_cap": cap,
+            "lr": lr, "peak_lr": lr, "warmup": self.warmup_share * (rule.warmup or self.warmup == "all"), "cap": cap, "peak_cap": cap,
             "a": self.a if rule.unit else self.a_other, "tangent": rule.unit and self.tangent,
             "pmen": self.pmen if rule.unit and (rule.cap or self.pmen_embeddings) else None, "smgc": self.smgc,
             "betas": self.betas, "eps_gate": self.eps_gate, "eps_num": self.eps_num,
@@ -178,7 +182,8 @@ class Settings:
         """GatedAdamW over these groups, and the schedule that writes their rates and caps."""
         optimizer = GatedAdamW(groups, nonfinite=self.nonfinite)
         eta = partial(log_decay, rho=self.rho) if self.schedule == "log" else self.schedule
-        return optimizer, Schedule(optimizer, total_steps, eta, self.warmup, self.warmup_share, self.warmup_share)
+        warmup = "before" if self.warmup == "before" else "group"
+        return optimizer, Schedule(optimizer, total_steps, eta, warmup, self.warmup_share, self.warmup_share)
 
 
 @dataclass(frozen=True, kw_only=True)
