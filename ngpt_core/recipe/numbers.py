@@ -168,10 +168,11 @@ class Settings:
     def group(self, rule: Rule, config: ModelConfig, total_steps: int | None) -> dict[str, object]:
         """A parameter group of GatedAdamW, complete but for its parameters and their ``unit_dim``."""
         lr, cap = self.rates(config)[rule.rate], None
+        warmup = self.warmup_share if rule.warmup or self.warmup == "all" else 0.0
         if rule.cap and self.cap_degrees is not None:
             cap = math.radians(self.cap_degrees)
         return {
-            "lr": lr, "peak_lr": lr, "warmup": self.warmup_share * (rule.warmup or self.warmup == "all"), "cap": cap, "peak_cap": cap,
+            "lr": lr, "peak_lr": lr, "warmup": warmup, "cap": cap, "peak_cap": cap,
             "a": self.a if rule.unit else self.a_other, "tangent": rule.unit and self.tangent,
             "pmen": self.pmen if rule.unit and (rule.cap or self.pmen_embeddings) else None, "smgc": self.smgc,
             "betas": self.betas, "eps_gate": self.eps_gate, "eps_num": self.eps_num,
