@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import torch
+from docutils import nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -350,6 +351,24 @@ def test_the_bundle_of_an_output_is_found_whole(explorer):
 def test_colab_links_are_made_from_the_repository_address():
     assert sphinx_ext.colab_url("https://github.com/o/n", "main", "book/1.ipynb").endswith("/github/o/n/blob/main/book/1.ipynb")
     assert "example.invalid/ngpt-core" in sphinx_ext.colab_url("https://example.invalid/ngpt-core", "main", "book/1.ipynb")
+
+
+def test_punctuation_stays_with_its_formula():
+    formula = nodes.math("", "x")
+    paragraph = nodes.paragraph(
+        "", "", nodes.Text("a scale ("), formula, nodes.Text("), and "), nodes.math("", "y"), nodes.Text(" too")
+    )
+    sphinx_ext.keep_together(None, paragraph, "page")
+    assert [child.astext() for child in paragraph] == ["a scale ", "(x),", " and ", "y", " too"]
+    assert paragraph[1]["classes"] == ["together"] and paragraph[1][1] is formula
+
+
+def test_a_printed_sentence_wraps_and_a_table_does_not():
+    texts = ("one sentence\n", "a  table\n1  2\n")
+    sentence, table = (nodes.literal_block(text, text, classes=["output", "stream"]) for text in texts)
+    source = nodes.literal_block("x = 1", "x = 1")
+    sphinx_ext.wrap_sentences(None, nodes.container("", sentence, table, source), "page")
+    assert ["sentence" in block["classes"] for block in (sentence, table, source)] == [True, False, False]
 
 
 def test_templates_leave_other_braces_alone():

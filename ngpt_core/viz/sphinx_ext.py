@@ -10,11 +10,13 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
    ``explorer.js`` in place of the copies inside the outputs;
 4. drops the scripts of live kernels (thebe, widgets), which would come from elsewhere;
 5. makes the Colab buttons from the repository's one address;
-6. loads ``sphinx_api``, which makes the reference from the docstrings.
+6. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
+7. loads ``sphinx_api``, which makes the reference from the docstrings.
 """
 
 import hashlib
 import os
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -88,6 +90,29 @@ def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             node.parent.remove(node)
 
 
+def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """A browser may break a line between a formula and the comma after it or the parenthesis before it: not here."""
+    for math in list(doctree.findall(nodes.math)):
+        parent, group = math.parent, [math]
+        i = parent.index(math)
+        before, after = parent[i - 1] if i else None, parent[i + 1] if i + 1 < len(parent) else None
+        if isinstance(after, nodes.Text) and (close := re.match(r"[^\s\w(\[]\S*", after)):
+            parent.replace(after, nodes.Text(after[close.end() :]))
+            group.append(nodes.Text(close[0]))
+        if isinstance(before, nodes.Text) and (opened := re.search(r"[(\[]+$", before)):
+            parent.replace(before, nodes.Text(before[: opened.start()]))
+            group.insert(0, nodes.Text(opened[0]))
+        if len(group) > 1:
+            parent.replace(math, nodes.inline("", "", *group, classes=["together"]))
+
+
+def wrap_sentences(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """An output of one line is a sentence, and wraps; one of several lines may be a table, and scrolls."""
+    for node in doctree.findall(nodes.literal_block):
+        if "stream" in node["classes"] and "\n" not in node.astext().strip():
+            node["classes"].append("sentence")
+
+
 def _foreign(script) -> bool:
     name = getattr(script, "filename", None) or str(script)
     body = (getattr(script, "attributes", None) or {}).get("body") or ""
@@ -131,6 +156,8 @@ def setup(app: Sphinx) -> dict:
     app.connect("builder-inited", copy_files)
     app.connect("doctree-read", take_out_bundles)
     app.connect("doctree-resolved", drop_kernels, priority=900)
+    app.connect("doctree-resolved", keep_together, priority=900)
+    app.connect("doctree-resolved", wrap_sentences, priority=900)
     app.connect("html-page-context", page_scripts, priority=900)
     app.connect("html-page-context", colab_button, priority=700)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
