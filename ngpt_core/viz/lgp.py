@@ -54,6 +54,12 @@ def backward_scales_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=v["s_z"], y=v["ratio"], name="(s/mean)<sup>q</sup>", **_line("blue"))
     figure.add_scatter(x=v["s_z"], y=v["power"], name="s<sup>q</sup>/mean(s<sup>q</sup>)", **_line("gold", "dot"))
     figure.add_scatter(x=v["middle"], y=[0.01, 1000], name="mean(s<sub>z</sub>)", **_line("magenta", "dash"))
+    half = v["s_z"].shape[0] // 2
+    for name, color in (("ordinary", "grey"), ("ratio", "blue"), ("power", "gold")):  # the median token: seen at spread 0 too
+        dot = {"size": 12 if name == "ratio" else 8, "color": COLORS[color]}
+        figure.add_scatter(
+            x=v["s_z"][half : half + 1], y=v[name][half : half + 1], mode="markers", marker=dot, showlegend=False
+        )
     figure.update_xaxes(title="a token's logit scale", type="log", range=[-1, 2.7], exponentformat="power", dtick=1)
     figure.update_yaxes(title="multiplier of its gradient", type="log", range=[-2, 2.7], exponentformat="power", dtick=1)
     return figure
@@ -96,7 +102,7 @@ def hidden_multiplier_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=PROGRESS, y=v["eta"], showlegend=False, **_line("blue"), row=2, col=1)
     figure.update_xaxes(title="step t", type="log", exponentformat="power", dtick=1, row=1, col=1)
     figure.update_xaxes(title="share of training done, r", range=[0, 1], row=2, col=1)
-    figure.update_yaxes(title="mean of b", range=[0, 80], row=1, col=1)
+    figure.update_yaxes(title="mean factor", range=[0, 80], row=1, col=1)
     figure.update_yaxes(title="product / its peak", range=[0, 1.05], row=2, col=1)
     figure.update_layout(height=520)
     return figure
@@ -125,10 +131,10 @@ def run_figure(runs: dict[str, dict], start: float) -> go.Figure:
         a, b, _ = log_fit(run["step"], run["seen"], start)
         t = np.geomspace(start, run["step"][-1], 30)
         figure.add_scatter(x=run["step"], y=run["seen"], name=name, **_line(color))
-        figure.add_scatter(x=t, y=a + b * np.log(t), name=f"{a:.1f} + {b:.1f} ln t", **_line(other, "dash"))
+        figure.add_scatter(x=t, y=a + b * np.log(t), name=f"{a:.1f} + {b:.1f} ln t".replace("-", "−"), **_line(other, "dash"))
     first = runs["log decay"]
     figure.add_scatter(x=first["step"], y=first["mean"], name="log decay, all bytes", **_line("grey", "dot"))
-    figure.update_xaxes(title="step t", type="log", exponentformat="power", dtick=1)
+    figure.update_xaxes(title="step t", type="log", exponentformat="power", dtick=1, range=[0, 3.05])
     figure.update_yaxes(title="mean of s<sub>z</sub>", rangemode="tozero")
     return figure
 
