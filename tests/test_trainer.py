@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -248,6 +249,16 @@ def test_compiled_blocks_train_the_same(corpus, tmp_path):
     train(new_run(corpus, tmp_path / "compiled", dense, steps=2, compile=True))
     for a, b in zip(losses(tmp_path / "plain"), losses(tmp_path / "compiled")):
         assert a == pytest.approx(b, abs=1e-4)
+
+
+def test_every_kind_of_block_is_compiled_for_training_and_for_evaluation(corpus, tmp_path, monkeypatch):
+    """Dynamo gives up after 8 graphs of one forward by default, and goes on uncompiled with a warning."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    every_kind = {"pattern": "M*E-", "ff": 64}
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, cache_size_limit=8):
+        train(new_run(corpus, tmp_path / "compiled", every_kind, steps=2, batch_size=2, eval_every=1, compile=True))
+    assert len(losses(tmp_path / "compiled")) == 2
 
 
 def test_a_dot_reaches_into_the_parts_of_the_recipe():

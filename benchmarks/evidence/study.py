@@ -10,7 +10,7 @@
     hybrids, halves, ones
                 the other sizes at a quarter of the length, with the best of three peak rates (seed 0)
     ablations   the smallest hybrid with one thing changed, a quarter of the length, three seeds
-    length      the moments and C in runs of other lengths and with other batches
+    length      the smallest hybrid in runs of other lengths, one number changed at a time, on one seed (hybrids' seeds agree)
     budgets     the other sizes at the whole length
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
@@ -32,7 +32,8 @@ SEEDS = (1, 2, 3)
 SHARES = (0.5, 0.7)  # of GPT's steps, for nGPT's shorter schedules
 SMALLEST, HYBRID = "dense-0.2M", "hybrid-0.2M"
 QUARTER = STEPS[SMALLEST] // 4
-LENGTH_BETAS = {500: (0.6, 0.8, 0.9, 0.95), 1000: (0.6, 0.8, 0.9, 0.95), 4000: (0.8, 0.9, 0.95), 8000: (0.8, 0.9, 0.95)}
+LENGTHS = (250, 500, 1000, 2000, 4000)
+LENGTH_BETAS = ("0.6", "0.8", "0.95"), ("0.95", "0.975")
 FIRST = {"gpt": {"lr": 0.001, "betas": "0.8,0.99", "clip_norm": "none"}, "ngpt": {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}}
 
 # One axis after another. A value may depend on the best so far. Both sides have the same number of trials.
@@ -128,23 +129,15 @@ def budgets(lab: Lab) -> None:
 
 
 def length_jobs(best: dict) -> list[Job]:
-    """The two moments and C around the tuned ones: beta1 in runs of other lengths, C in the shortest, beta2 by the batch."""
+    """The smallest hybrid in runs of several lengths, one number changed at a time."""
     beta1, beta2 = best["betas"].split(",")
-    jobs = [
-        Job(SMALLEST, "ngpt", steps, 0, {**best, "betas": f"{b},{beta2}"})
-        for steps, betas in LENGTH_BETAS.items()
-        for b in betas
-    ]
-    jobs += [Job(SMALLEST, "ngpt", QUARTER, 0, {**best, "betas": f"{b},{beta2}"}) for b in (0.6, 0.8)]
-    jobs += [Job(SMALLEST, "ngpt", 500, 0, {**best, "C": round(best["C"] * factor, 6)}) for factor in (0.5, 2.0)]
-    jobs += [Job(SMALLEST, "ngpt", QUARTER, 0, {**best, "betas": f"{beta1},{b}"}) for b in (0.95, 0.975, 0.995)]
-    jobs += [Job(SMALLEST, "ngpt", 2 * QUARTER, 0, {**best, "betas": f"{beta1},{b}"}, batch=1) for b in (0.975, 0.99, 0.995)]
-    jobs += [Job(SMALLEST, "ngpt", QUARTER // 4, 0, {**best, "betas": f"0.8,{b}"}, batch=8) for b in (0.95, 0.975, 0.99)]
-    return jobs
+    changes = [{}, *({"betas": f"{b},{beta2}"} for b in LENGTH_BETAS[0]), *({"betas": f"{beta1},{b}"} for b in LENGTH_BETAS[1])]
+    changes += [*({"C": round(best["C"] * factor, 6)} for factor in (0.5, 2.0)), {"cap_degrees": 2.0}, {"warmup": "all"}]
+    return [Job(HYBRID, "ngpt", steps, SEEDS[0], {**best, **change}) for steps in LENGTHS for change in changes]
 
 
 def length(lab: Lab) -> None:
-    lab.map(length_jobs(tuned(lab)["ngpt"]))
+    lab.map(length_jobs(checked(lab, HYBRID, STEPS[HYBRID] // 4)["ngpt"]))
 
 
 def ablation_jobs(model: str, best: dict, steps: int, batch: int | None = None) -> dict[str, list[Job]]:

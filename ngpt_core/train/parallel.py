@@ -159,6 +159,8 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
             if isinstance(module, Experts):
                 divide_experts(module, expert_mesh)
     float8 = _float8(config, world) if config.float8 else None
+    if config.compile:  # a graph for each kind of block, with and without gradients, for each shape: 8 are too few
+        torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     for block in model.blocks:
         if float8 is not None:
             block.forward = in_float8(block.forward, float8)
