@@ -97,10 +97,10 @@ def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         i = parent.index(math)
         before, after = parent[i - 1] if i else None, parent[i + 1] if i + 1 < len(parent) else None
         if isinstance(after, nodes.Text) and (close := re.match(r"[^\s\w(\[]\S*", after)):
-            parent.replace(after, nodes.Text(after[close.end() :]))
+            parent[i + 1] = nodes.Text(after[close.end() :])  # by its place: another text may be equal to it
             group.append(nodes.Text(close[0]))
         if isinstance(before, nodes.Text) and (opened := re.search(r"[(\[]+$", before)):
-            parent.replace(before, nodes.Text(before[: opened.start()]))
+            parent[i - 1] = nodes.Text(before[: opened.start()])
             group.insert(0, nodes.Text(opened[0]))
         if len(group) > 1:
             parent.replace(math, nodes.inline("", "", *group, classes=["together"]))
