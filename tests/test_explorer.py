@@ -361,7 +361,8 @@ def test_punctuation_stays_with_its_formula():
     sphinx_ext.keep_together(None, paragraph, "page")
     assert [child.astext() for child in paragraph] == ["a scale ", "(x),", " and ", "y", " too"]
     assert paragraph[1]["classes"] == ["together"] and paragraph[1][1] is formula
-    same = [nodes.literal("", "a"), nodes.Text(", "), nodes.math("", "x"), nodes.Text(", "), nodes.math("", "y"), nodes.Text(".")]
+    x, y = nodes.math("", "x"), nodes.math("", "y")
+    same = [nodes.literal("", "a"), nodes.Text(", "), x, nodes.Text(", "), y, nodes.Text(".")]
     listed = nodes.paragraph("", "", *same)  # the comma after x is equal to the one before it
     sphinx_ext.keep_together(None, listed, "page")
     assert [child.astext() for child in listed] == ["a", ", ", "x,", " ", "y.", ""]
