@@ -43,7 +43,7 @@ def gate_curves_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=v["threshold"], y=[0, 1.02], name="ε<sub>gate</sub>", **_curve("magenta", "dot"), row=1, col=1)
     figure.add_scatter(x=SCALES, y=v["adam_step"], showlegend=False, **_curve("grey", "dash"), row=2, col=1)
     figure.add_scatter(x=SCALES, y=v["step"], showlegend=False, **_curve("blue"), row=2, col=1)
-    figure.update_xaxes(type="log", exponentformat="power", dtick=2)
+    figure.update_xaxes(type="log", exponentformat="power", dtick=2, range=[-16, -2])
     figure.update_xaxes(title="√v̂, the scale of a coordinate's gradient", row=2, col=1)
     figure.update_yaxes(title="gate γ", range=[0, 1.03], row=1, col=1)
     figure.update_yaxes(title="step / lr", type="log", range=[-6, 0.2], exponentformat="power", dtick=2, row=2, col=1)

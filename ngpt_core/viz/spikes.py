@@ -35,7 +35,7 @@ def _moments(g: np.ndarray, beta1: float, beta2: float, R: float | None) -> tupl
 
 
 def spike(size: float, R: float, beta: float) -> dict:
-    """One coordinate with gradients 1 + N(0, 1/4) and one of ``size`` at step 80: sqrt(v_hat), and steps in units of lr."""
+    """One coordinate with gradients 1 + N(0, 1/4), then one of ``size`` after 80: sqrt(v_hat), and steps in units of lr."""
     g = 1 + 0.5 * np.random.default_rng(3).standard_normal(STEPS)
     g[SPIKE] = size
     t = torch.arange(1, STEPS + 1, dtype=torch.float64)
@@ -66,7 +66,7 @@ def spike_figure(v: dict) -> go.Figure:
 # ---- noise for silent coordinates ------------------------------------------------------------------------------------
 
 ACTIVITY = np.geomspace(1e-14, 1e-6, 161)
-SHARE = np.linspace(0, 1, 101)
+SHARE = np.arange(1, 101) / 100  # not 0: the axis of angles is logarithmic
 
 
 def noise(tau: float, b: float, strength: float, d: int) -> dict:
@@ -88,7 +88,7 @@ def noise_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=SHARE, y=v["row"], name="c = 1/√d", **_line("red"), row=2, col=1)
     figure.add_scatter(x=SHARE, y=v["adam"], name="c of Adam", **_line("gold"), row=2, col=1)
     figure.add_scatter(x=[0, 1], y=[1, 1], name="cap, 1°", **_line("magenta", "dot"), row=2, col=1)
-    figure.update_xaxes(type="log", title="activity √v", exponentformat="power", dtick=2, row=1, col=1)
+    figure.update_xaxes(type="log", title="activity √v", exponentformat="power", dtick=2, range=[-14, -6], row=1, col=1)
     figure.update_xaxes(title="share of the row's coordinates that are silent", range=[0, 1], row=2, col=1)
     figure.update_yaxes(title="ψ", range=[-0.03, 1.05], row=1, col=1)
     figure.update_yaxes(title="degrees per step", type="log", range=[-2, 2], exponentformat="power", dtick=1, row=2, col=1)
