@@ -139,8 +139,12 @@ def recipe_rates(rho: float, share: float, form: str) -> dict:
 def recipe_rates_figure(v: dict) -> go.Figure:
     r = np.arange(1, STEPS + 1) / STEPS
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.12, row_heights=[0.68, 0.32], shared_xaxes=True)
-    for key, name, color in (("rows", "all other groups", "blue"), ("warmed", "s<sub>z</sub> and Mamba", "magenta")):
-        figure.add_scatter(x=r, y=v[key], name=name, mode="lines", line={"color": COLORS[color], "width": 2.5}, row=1, col=1)
+    for key, name, color, dash in (
+        ("rows", "all other groups", "blue", "solid"),
+        ("warmed", "s<sub>z</sub> and Mamba", "magenta", "dash"),  # on top of the other where they agree
+    ):
+        line = {"color": COLORS[color], "width": 2.5, "dash": dash}
+        figure.add_scatter(x=r, y=v[key], name=name, mode="lines", line=line, row=1, col=1)
     figure.add_scatter(x=r, y=v["cap"], name="cap", mode="lines", line={"color": COLORS["gold"], "width": 2.5}, row=2, col=1)
     figure.update_xaxes(range=[0, 1])
     figure.update_xaxes(title="share of training", row=2, col=1)
