@@ -43,9 +43,9 @@ def one_update(radial: float, size: float, cap: float) -> dict:
 def one_update_figure(v: dict) -> go.Figure:
     figure = globe()
     add_points(figure, v["circle"], "the cap", "magenta", mode="lines", width=4)
-    add_points(figure, v["raw"], "unprojected step", "grey", mode="lines", width=5, dash="dash")
+    add_points(figure, v["raw"], "unprojected step", "red", mode="lines", width=4)
     add_points(figure, v["delta"], "tangent step", "teal", mode="lines", width=6)
-    add_points(figure, v["retract"], "Norm", "gold", mode="lines", width=4, dash="dot", showlegend=False)
+    add_points(figure, v["retract"], "Norm", "gold", mode="lines", width=4, showlegend=False)
     add_points(figure, v["w"], "w before", "blue")
     add_points(figure, v["new"], "w after", "gold", size=8)
     return figure
@@ -166,6 +166,6 @@ def angle_errors_figure(v: dict) -> go.Figure:
         ("displacement", "from the displacement", "blue"),
     ):
         figure.add_scatter(x=ANGLES, y=v[key], name=name, mode="lines", line={"color": COLORS[color], "width": 2.5})
-    figure.update_xaxes(title="angle of the step, radians", type="log", exponentformat="power")
+    figure.update_xaxes(title="angle of the step, radians", type="log", exponentformat="power", dtick=1, range=[-8, -1])
     figure.update_yaxes(title="relative error in float32", type="log", range=[-9, 2.1], exponentformat="power")
     return figure
