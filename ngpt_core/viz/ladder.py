@@ -136,6 +136,11 @@ def at(position: float, x: np.ndarray) -> float:
     return math.exp(np.interp(position, np.arange(len(x)), np.log(x)))
 
 
+def reached(loss: float, x: np.ndarray, ladder: np.ndarray) -> float:
+    """x where the losses of a ladder reach ``loss``."""
+    return at(position(loss, ladder), x)
+
+
 def slope(ladder: np.ndarray) -> np.ndarray:
     """What nGPT or GPT gains per doubling of the tokens (and of the size with them) between two neighbouring rungs."""
     return -np.diff(ladder) / np.diff(np.log2(TOKENS))
@@ -244,8 +249,7 @@ def matching(split: str, rung: str, overhead: float) -> dict:
     """Where along nGPT's ladder is the loss of a GPT rung reached?"""
     gpt, ngpt = losses(split)
     i = RUNGS.index(rung)
-    where = position(gpt[i], ngpt)
-    tokens, active = at(where, TOKENS) / TOKENS[i], at(where, ACTIVE) / ACTIVE[i]
+    tokens, active = (reached(gpt[i], x, ngpt) / x[i] for x in (TOKENS, ACTIVE))
     return {
         "gpt": gpt, "ngpt": ngpt,
         "bridge_x": np.array([TOKENS[i], TOKENS[i] * tokens]), "bridge_y": np.array([gpt[i], gpt[i]]),
