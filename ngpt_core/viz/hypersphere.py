@@ -87,9 +87,9 @@ def one_step(alpha: float, angle: float) -> dict:
 
 def one_step_figure(v: dict) -> go.Figure:
     figure = globe()
-    add_points(figure, v["arc"], "arc", "grey", mode="lines", width=4)
-    add_points(figure, v["chord"], "chord", "grey", mode="lines", width=3, dash="dash")
-    add_points(figure, v["norm"], "Norm", "gold", mode="lines", width=4, dash="dot", showlegend=False)
+    add_points(figure, v["arc"], "arc", "grey", mode="lines", width=6)
+    add_points(figure, v["chord"], "chord", "grey", mode="lines", width=2)  # in 3-D a dashed line is hardly seen
+    add_points(figure, v["norm"], "Norm", "gold", mode="lines", width=4, showlegend=False)
     add_points(figure, v["h"], "hidden state", "blue")
     add_points(figure, v["suggestion"], "suggestion", "teal")
     add_points(figure, v["step"], "Norm(LERP)", "gold", size=8)
