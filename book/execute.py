@@ -36,16 +36,23 @@ def execute(path: Path) -> None:
 
 
 def picture() -> None:
-    """The README's picture: the walk of the first page, as a still. Mid-grey text reads on white and in the dark."""
+    """The README's picture: the walk of the first page, as a still. Mid-grey text reads on white and in the dark.
+
+    A picture that did not change is left alone.
+    """
     from ngpt_core.viz import hypersphere
     from ngpt_core.viz.svg import to_svg
 
     arrays = {key: np.asarray(value) for key, value in hypersphere.forward_pass(0.2, 0.2, 5).items()}
     still = to_svg(hypersphere.forward_pass_figure(arrays), alt="A hidden state walks on the sphere towards a word.")
-    (BOOK / "_assets" / "walk.svg").write_text(still.replace("currentColor", "#78808c"))
+    path, still = BOOK / "_assets" / "walk.svg", still.replace("currentColor", "#78808c")
+    if not path.exists() or path.read_text() != still:
+        path.write_text(still)
 
 
 if __name__ == "__main__":
-    picture()
-    for path in [Path(p) for p in sys.argv[1:]] or sorted(BOOK.glob("*.ipynb")):
+    paths = [Path(p) for p in sys.argv[1:]] or sorted(BOOK.glob("*.ipynb"))
+    if any(path.name == "intro.ipynb" for path in paths):
+        picture()
+    for path in paths:
         execute(path)
