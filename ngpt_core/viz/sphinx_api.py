@@ -8,6 +8,7 @@ reStructuredText. Before it sees a docstring,
    set as code: a value in quotes, a flag;
 2. an indented block becomes a literal one;
 3. lines that begin with the name of an argument become a list of arguments;
+4. a formula's parts, a \\qquad and a new line between them, stand below each other, for a phone is narrow;
 
 and a large dataclass is shown without a signature: its fields stand below it with types, defaults and texts of their own. The
 directive ``ngpt-commands`` lists the commands of the shell and their flags, from the very parsers that read them.
@@ -25,6 +26,7 @@ from sphinx.util.docutils import SphinxDirective
 
 LITERAL = re.compile(r"(``.+?``|:[a-z:]+:`.+?`)")
 CODE = re.compile(r'(?<![\w`"-])("[\w.+-]+ ?"|--[a-z][\w-]*)(?![\w"])')  # a value, a flag
+COMMAND = re.compile(r"(torchrun .+? \.\.\.|--[a-z][\w-]* \d+)")  # in the texts of the shell
 EMPHASIS = re.compile(r"(?<!\S)\*(?=\w)[^*]*\w\*(?!\w)")
 
 
@@ -100,7 +102,9 @@ def restructured(lines: list[str], names: set[str] = frozenset()) -> list[str]:
         raw = first.startswith(".. ") or (raw and _indented(first))
         if first == "Args:":
             paragraph = inspect.cleandoc("\n".join(["", *paragraph[1:]])).split("\n")
-        if raw or first.lstrip().startswith(">>>"):
+        if first == ".. math::" and any(line.endswith(r"\qquad") for line in paragraph):
+            out += [first, "", *("    & " + line.strip().replace(r"\qquad", r"\\") for line in paragraph[1:])]
+        elif raw or first.lstrip().startswith(">>>"):
             out += paragraph
         elif arguments := _arguments(paragraph, names):
             out += arguments
@@ -153,6 +157,14 @@ def commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
     return walk("ngpt", "", _parser(""))
 
 
+def start_flags() -> list[argparse.Action]:
+    """What ``train`` and ``plan`` take beside the fields of the configs: the preset, its GPT twin, a file."""
+    from ..train.config import add_flags
+
+    add_flags(parser := argparse.ArgumentParser(add_help=False))
+    return parser._optionals._group_actions
+
+
 class Commands(SphinxDirective):
     """``ngpt-commands``: one definition for each command, and in it one for each flag."""
 
@@ -162,12 +174,13 @@ class Commands(SphinxDirective):
         for name, about, parser in commands():
             body = nodes.definition("", self._text(about[:1].upper() + about[1:].removesuffix(".") + "."))
             flags = nodes.definition_list(classes=["simple"])
-            for action in parser._actions:
+            with_fields = name in ("ngpt train", "ngpt plan")
+            for action in [*(start_flags() if with_fields else []), *parser._actions]:
                 if not isinstance(action, argparse._HelpAction):
                     flags += self._flag(action)
             if len(flags):
                 body += flags
-            if name in ("ngpt train", "ngpt plan"):
+            if with_fields:
                 run, model = self._link("ngpt_core.train.config.TrainConfig"), self._link("ngpt_core.ModelConfig")
                 body += self._text("And every field of ", run, " and of ", model, ", as in --seq-len 512.")
             target = nodes.target("", "", ids=["command-" + name.replace(" ", "-")])
@@ -183,14 +196,15 @@ class Commands(SphinxDirective):
 
     @staticmethod
     def _text(*pieces: str | nodes.Node) -> nodes.paragraph:
-        """A paragraph in which flags and values in quotes are set as code."""
+        """A paragraph in which commands, flags and values in quotes are set as code."""
         paragraph = nodes.paragraph()
         for piece in pieces:
-            if isinstance(piece, str):
-                parts = CODE.split(piece)
-                paragraph += [nodes.literal("", x) if i % 2 else nodes.Text(x) for i, x in enumerate(parts) if x]
-            else:
+            if not isinstance(piece, str):
                 paragraph += piece
+                continue
+            for i, text in enumerate(COMMAND.split(piece)):
+                parts = ["", text] if i % 2 else CODE.split(text)
+                paragraph += [nodes.literal("", x) if j % 2 else nodes.Text(x) for j, x in enumerate(parts) if x]
         return paragraph
 
     def _link(self, target: str) -> addnodes.pending_xref:
