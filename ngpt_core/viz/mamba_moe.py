@@ -176,12 +176,16 @@ def balancing(rate: float, skew: float) -> dict:
     return {"load": smooth, "first": load[:, :20].mean(1).max(), "last": load[:, -20:].mean(1).max()}
 
 
+def _expert(i: int) -> dict:
+    line = {"color": list(COLORS.values())[i % 6], "width": 2, "dash": "solid" if i < 6 else "dot"}
+    return {"name": f"expert {i + 1}", "mode": "lines", "line": line, "showlegend": False}
+
+
 def balancing_figure(v: dict) -> go.Figure:
     figure = go.Figure()
     t = np.arange(1, STEPS + 1)
     for i in range(BUSY):
-        style = {"color": list(COLORS.values())[i % 6], "width": 2, "dash": "solid" if i < 6 else "dot"}
-        figure.add_scatter(x=t, y=v["load"][i], name=f"expert {i + 1}", mode="lines", line=style, showlegend=False)
+        figure.add_scatter(x=t, y=v["load"][i], **_expert(i))
     figure.add_scatter(x=[1, STEPS], y=[1, 1], name="equal load", **_line("grey", "dash"))
     figure.update_xaxes(title="step")
     figure.update_yaxes(title="load / mean", range=[0, 4.1])
@@ -190,14 +194,16 @@ def balancing_figure(v: dict) -> go.Figure:
 
 def loads_figure(loads: Tensor) -> go.Figure:
     """Loads [steps, layers, E] of a run, as multiples of the mean: one panel for each layer."""
-    _, layers, E = loads.shape
+    steps, layers, E = loads.shape
+    t = np.arange(1, steps + 1)
     share = loads / loads.mean(-1, keepdim=True)
     titles = [f"layer {layer + 1}" for layer in range(layers)]
     figure = make_subplots(rows=1, cols=layers, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
     for layer in range(layers):
         for i in range(E):
-            look = {"mode": "lines", "line": {"color": COLORS["blue"], "width": 1.2}, "opacity": 0.6, "showlegend": False}
-            figure.add_scatter(y=share[:, layer, i], **look, row=1, col=layer + 1)
+            figure.add_scatter(x=t, y=share[:, layer, i], **_expert(i), row=1, col=layer + 1)
+        equal = {"name": "equal load", "showlegend": False, **_line("grey", "dash")}
+        figure.add_scatter(x=[1, steps], y=[1, 1], **equal, row=1, col=layer + 1)
         figure.update_xaxes(title="step", row=1, col=layer + 1)
     figure.update_yaxes(title="load / mean", row=1, col=1, rangemode="tozero")
     return figure
