@@ -21,7 +21,7 @@ from ..presets import preset
 from ..train.config import TrainConfig, run_defaults
 from ..train.plan import GIB, GPUS, RESERVE, Memory, memory
 from .theme import COLORS
-from .training import PART_COLORS, PARTS, work
+from .training import PART_COLORS, PARTS, ROOM, work
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 BATCH = 512
@@ -51,8 +51,8 @@ def by_hand_figure(v: dict) -> go.Figure:
     figure = go.Figure()
     for part in PARTS:
         figure.add_bar(x=TICKS, y=v[part], name=part, marker_color=COLORS[PART_COLORS[part]])
-    line = {"color": COLORS["grey"], "width": 3, "dash": "dash"}
-    figure.add_scatter(x=TICKS, y=v["room"], name="room", mode="lines", line=line)
+    for look in ROOM:
+        figure.add_scatter(x=TICKS, y=v["room"], mode="lines", **look)
     figure.update_xaxes(title="GPUs", type="category")
     figure.update_yaxes(title="GiB on the fullest rank", range=[0, 180])
     return figure.update_layout(barmode="stack", height=440, legend_traceorder="normal")
@@ -104,6 +104,11 @@ def best_interval(delta: float, M: float) -> float:
     return math.sqrt(2 * delta * M)
 
 
+def save_every(delta: float, mtbf_hours: float, gpus: int, step_seconds: float) -> float:
+    """The best interval in steps, when one GPU fails once in ``mtbf_hours``."""
+    return best_interval(delta, 3600 * mtbf_hours / gpus) / step_seconds
+
+
 def saving(gpus: int, years: float, delta: float) -> dict:
     """Percent of the time lost, over the minutes between saves, for a GPU that fails once in so many years."""
     M = years * 365.25 * 86400 / gpus
@@ -119,7 +124,7 @@ def saving(gpus: int, years: float, delta: float) -> dict:
         "M": M / 3600,
         "minutes": tau / 60,
         "percent": 100 * sum(waste(tau, delta, M)),
-        "steps": tau / step,
+        "steps": save_every(delta, years * 365.25 * 24, gpus, step),
     }
 
 

@@ -21,6 +21,10 @@ PART_COLORS = {
     "gathered": "magenta", "activations": "gold", "logits": "grey",
 }  # fmt: skip
 PARTS = tuple(PART_COLORS)
+ROOM = (  # a line that is seen on a page and on bars of any colour: light below, dashes on it
+    {"line": {"color": "rgba(255,255,255,0.85)", "width": 7}, "showlegend": False, "hoverinfo": "skip"},
+    {"line": {"color": COLORS["grey"], "width": 3, "dash": "dash"}, "name": "room"},
+)
 
 
 @cache
@@ -49,17 +53,23 @@ def fitting(name: str, gpu: str, gpus: int) -> Memory:
     return next((need for need in ways if need.total <= GPUS[gpu].memory - RESERVE), ways[-1])
 
 
+def days(tokens: float, flops_per_token: float, gpus: int, peak: float, mfu: float) -> float:
+    """How long a run takes."""
+    return tokens * flops_per_token / (gpus * peak * mfu) / 86400  # eq-train-time
+
+
 def planned(name: str, gpu: str, gpus: int) -> dict:
     """Memory of a rank in GiB, part by part, the room there is, and the days at an assumed MFU of 35%."""
     need = fitting(name, gpu, gpus)
     room = GPUS[gpu].memory - RESERVE
+    tokens, flops = work(name)
     parts = [getattr(need, part) / GIB for part in PARTS]
     return {
         "parts": parts,
         "room": [room / GIB] * 2,
         "total": need.total / GIB,
         "left": (room - need.total) / GIB,
-        "days": work(name)[1] / (gpus * GPUS[gpu].peak * 0.35) / 86400,
+        "days": days(tokens, flops / tokens, gpus, GPUS[gpu].peak, 0.35),
     }
 
 
@@ -67,8 +77,8 @@ def planned_figure(v: dict) -> go.Figure:
     figure = go.Figure()
     for i, (part, color) in enumerate(PART_COLORS.items()):
         figure.add_bar(y=["one rank"], x=[v["parts"][i]], name=part, orientation="h", marker_color=COLORS[color])
-    line = {"color": COLORS["grey"], "width": 3, "dash": "dash"}
-    figure.add_scatter(x=v["room"], y=[-0.6, 0.6], name="room", mode="lines", line=line, yaxis="y2")
+    for look in ROOM:
+        figure.add_scatter(x=v["room"], y=[-0.6, 0.6], mode="lines", **look, yaxis="y2")
     figure.update_xaxes(title="GiB on the fullest rank", range=[0, 190])
     hidden = {"overlaying": "y", "range": [-0.6, 0.6], "visible": False}
     figure.update_layout(barmode="stack", height=280, legend_traceorder="normal")
@@ -85,5 +95,5 @@ def cost_figure(v: dict) -> go.Figure:
     figure = go.Figure()
     figure.add_bar(x=list(LADDER), y=v["cost"], name="cost", marker_color=COLORS["blue"])
     figure.update_xaxes(title="rung of the ladder", type="category")
-    figure.update_yaxes(title="cost, in units of your price", type="log", exponentformat="power", range=[1, 7], dtick=1)
+    figure.update_yaxes(title="cost, in your currency", type="log", exponentformat="power", range=[1, 7], dtick=1)
     return figure
