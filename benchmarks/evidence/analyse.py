@@ -16,16 +16,16 @@ import json
 import math
 import platform
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, stdev
 
 import torch
 from runner import HERE, MODELS, TABLE, Job
-from study import FIRST, SEEDS, SMALLEST, TRIALS, ablation_jobs, loss, trials
+from study import FIRST, HYBRID, QUARTER, SEEDS, SMALLEST, TRIALS, ablation_jobs, checked, length_jobs, loss, trials
 
 import ngpt_core as ng
 from ngpt_core.train.corpus import embedded
+from ngpt_core.viz.whole import tokens_to_reach
 
 BLOCKS = HERE / "results" / "blocks.jsonl"
 OUT = Path(ng.__file__).parent / "viz" / "evidence.json"
@@ -39,21 +39,11 @@ def interval(values: list[float]) -> tuple[float, float, float]:
     return mean(values), mean(values) - half, mean(values) + half
 
 
-def tokens_to_reach(target: float, lengths: dict[int, float]) -> float | None:
-    """Tokens of the schedule that ends at ``target``, from final losses by tokens; None if no two lengths enclose it."""
-    points = sorted(lengths.items())
-    for (t0, l0), (t1, l1) in pairwise(points):
-        if l0 >= target >= l1:
-            share = 0.0 if l0 == l1 else (l0 - target) / (l0 - l1)
-            return math.exp(math.log(t0) + share * (math.log(t1) - math.log(t0)))
-    return None
-
-
 def token_ratio(gpt: dict[int, float], tokens: int, ngpt: dict[int, dict[int, float]]) -> dict:
     """``gpt``: final loss by seed, after ``tokens``. ``ngpt``: by seed, final loss by tokens of its schedule."""
     ratios, bounds = [], []
     for seed, target in gpt.items():
-        reached = tokens_to_reach(target, ngpt[seed])
+        reached = tokens_to_reach(target, *zip(*sorted(ngpt[seed].items())))
         ratios.append(None if reached is None else reached / tokens)
         if reached is not None:
             continue
@@ -146,14 +136,13 @@ def ablations(rows: list[dict], jobs: dict[str, list[Job]]) -> list[dict]:
     return found
 
 
-def lengths(rows: list[dict]) -> list[dict]:
-    """Seed 0 of the first study at every length: what was changed against its tuned recipe, and the loss."""
-    best, keys = FIRST["ngpt"], ("betas", "C", "cap_degrees")
-    mine = [r for r in rows if (r["side"], r["seed"], r["batch"]) == ("ngpt", 0, 8) and not r["fields"]]
+def lengths(rows: list[dict], jobs: list[Job], best: dict) -> list[dict]:
+    """The smallest hybrid in runs of several lengths: what was changed against its recipe, and the final loss."""
+    by_name = {r["name"]: r for r in rows}
     return [
-        {"steps": r["steps"], "loss": r["val_loss"], **{k: r["recipe"].get(k, "paper") for k in keys}}
-        for r in mine
-        if all(r["recipe"].get(k) == best.get(k) for k in {*r["recipe"], *best} - set(keys))
+        {"steps": job.steps, "change": {k: v for k, v in job.recipe.items() if v != best.get(k)}, "loss": found["val_loss"]}
+        for job in jobs
+        if (found := by_name.get(job.name))
     ]
 
 
@@ -168,14 +157,15 @@ def blocks(rows: list[dict]) -> list[dict]:
 
 def main() -> None:
     rows = read()
-    tuned = tuning(rows)
+    tuned, best = tuning(rows), checked(Stored(rows), HYBRID, QUARTER)["ngpt"]
+    pieces = {"hybrid": ablation_jobs(HYBRID, best, QUARTER), "dense": ablation_jobs(SMALLEST, FIRST["ngpt"], 1000, 8)}
     summary = {
         "about": {
             "corpus": embedded().checksum, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
             "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
-        "tuning": tuned, "fights": fights(rows), "lengths": lengths(rows), "blocks": blocks(rows), "first": FIRST,
-        "ablations": ablations(rows, ablation_jobs(SMALLEST, FIRST["ngpt"], 1000, 8)),
+        "tuning": tuned, "fights": fights(rows), "lengths": lengths(rows, length_jobs(best), best), "hybrid": best,
+        "blocks": blocks(rows), "ablations": {kind: ablations(rows, jobs) for kind, jobs in pieces.items()},
     }  # fmt: skip
     OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"{len(rows)} runs, {summary['about']['cpu_hours']} CPU hours -> {OUT.name}, {OUT.stat().st_size:,} bytes")
@@ -185,8 +175,12 @@ def main() -> None:
         ratio = f"{f['ratio']:.2f} [{f['low']:.2f}, {f['high']:.2f}]" if f["ratio"] else ", ".join(f["bounds"])
         losses = f"GPT {mean(f['gpt']):.4f}  nGPT {mean(f['ngpt']):.4f}"
         print(f"{f['model']:<12} x {f['sequences']} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}")
-    for a in sorted(summary["ablations"], key=lambda a: -a.get("difference", 9)):
-        print(f"{a['name']:<26}", f"{a['difference']:+.4f} [{a['low']:+.4f}, {a['high']:+.4f}]" if "difference" in a else a)
+    for kind, found in summary["ablations"].items():
+        for a in sorted(found, key=lambda a: -a.get("difference", 9)):
+            changed = f"{a['difference']:+.4f} [{a['low']:+.4f}, {a['high']:+.4f}]" if "difference" in a else a
+            print(f"{kind:<7}{a['name']:<26}", changed)
+    for r in summary["lengths"]:
+        print(f"{r['steps']:5} steps  {r['loss']:.4f}  {r['change']}")
 
 
 def _rounded(x: object) -> object:

@@ -74,6 +74,27 @@ def ratio_figure(v: dict) -> go.Figure:
     return figure
 
 
+def ratios_figure() -> go.Figure:
+    """The token ratio of every fight with its 95% interval; where a seed is not reached there is no mean, only the seeds."""
+    names, figure = list(FIGHTS)[::-1], go.Figure()
+    decided = [name for name in names if FIGHTS[name]["ratio"]]
+    seeds = [(ratio, name) for name in names for ratio in FIGHTS[name]["seeds"] if ratio]
+    figure.add_scatter(
+        x=[r for r, _ in seeds], y=[n for _, n in seeds], mode="markers", name="a seed",
+        marker={"symbol": "line-ns-open", "size": 10, "color": COLORS["grey"]},
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[FIGHTS[n]["ratio"] for n in decided], y=decided, mode="markers", name="mean, 95%",
+        marker={"size": 10, "color": NGPT}, error_x=_bars([FIGHTS[n] for n in decided], "ratio"),
+    )  # fmt: skip
+    for x, color in ((1.0, GPT), (0.5, COLORS["grey"])):
+        figure.add_vline(x=x, line={"color": color, "width": 1, "dash": "dot"})
+    figure.update_xaxes(title="tokens of nGPT over tokens of GPT, same loss", range=[0.4, 1.4])
+    figure.update_yaxes(categoryorder="array", categoryarray=names)
+    figure.update_layout(height=140 + 30 * len(names), margin={"l": 150, "t": 12})
+    return figure
+
+
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def curves_figure(fight: str) -> go.Figure:
     """Training loss over tokens, three seeds a side; each point is the mean of one fortieth of the run."""
@@ -112,20 +133,38 @@ def tuning_figure() -> go.Figure:
 
 
 # ---- ablations -------------------------------------------------------------------------------------------------------
+KINDS = {"hybrid": ("circle", 9), "dense": ("diamond-open", 8)}
+
+
+def _verdict(a: dict) -> str:
+    """The colour of a change: worse than the recipe beyond its interval, better, or not to be told."""
+    return COLORS["red"] if a["low"] > 0 else NGPT if a["high"] < 0 else COLORS["grey"]
+
+
+def _bars(rows: list[dict], middle: str) -> dict:
+    """Plotly's error bars from ``low`` and ``high``."""
+    return {
+        "type": "data", "symmetric": False, "thickness": 1.5, "color": COLORS["grey"],
+        "array": [a["high"] - a[middle] for a in rows], "arrayminus": [a[middle] - a["low"] for a in rows],
+    }  # fmt: skip
+
+
 def ablations_figure() -> go.Figure:
     """What each change costs (right of zero) or gains (left), with its 95% interval over three seeds."""
-    rows = sorted((a for a in DATA["ablations"] if "difference" in a), key=lambda a: a["difference"])
-    x = np.array([a["difference"] for a in rows])
-    error = {
-        "type": "data", "symmetric": False, "thickness": 1.5, "color": COLORS["grey"],
-        "array": [a["high"] - a["difference"] for a in rows], "arrayminus": [a["difference"] - a["low"] for a in rows],
-    }  # fmt: skip
+    found = {kind: {a["name"]: a for a in DATA["ablations"][kind] if "difference" in a} for kind in KINDS}
+    names = sorted(found["hybrid"], key=lambda name: found["hybrid"][name]["difference"])
     figure = go.Figure()
-    marker = {"size": 9, "color": [COLORS["red"] if a["low"] > 0 else NGPT if a["high"] < 0 else COLORS["grey"] for a in rows]}
-    figure.add_scatter(x=x, y=[a["name"] for a in rows], mode="markers", marker=marker, error_x=error, showlegend=False)
+    for kind, (symbol, size) in KINDS.items():
+        rows = [found[kind][name] for name in names if name in found[kind]]
+        figure.add_scatter(
+            x=[a["difference"] for a in rows], y=[a["name"] for a in rows], mode="markers", error_x=_bars(rows, "difference"),
+            marker={"size": size, "symbol": symbol, "color": [_verdict(a) for a in rows]}, name=kind,
+        )  # fmt: skip
+    figure.data[1].visible = "legendonly"  # the dense model's intervals are wide
     figure.add_vline(x=0, line={"color": COLORS["grey"], "width": 1, "dash": "dot"})
     figure.update_xaxes(title="change of the loss")
-    figure.update_layout(height=110 + 24 * len(rows), margin={"l": 150, "t": 12})
+    figure.update_yaxes(categoryorder="array", categoryarray=names)
+    figure.update_layout(height=130 + 24 * len(names), margin={"l": 150, "t": 12})
     return figure
 
 
@@ -151,36 +190,32 @@ def blocks_figure(v: dict) -> go.Figure:
 
 
 # ---- the length of the run -------------------------------------------------------------------------------------------
-KNOBS = {"β₁": "betas", "cap, degrees": "cap_degrees", "C": "C"}
-PUBLISHED = {"betas": 0.975, "cap_degrees": 1.0, "C": 0.24}
+KNOBS = ("β₁", "β₂", "C", "cap")
+LENGTHS = sorted({r["steps"] for r in DATA["lengths"]})
 
 
-def _value(knob: str, value: object) -> float:
-    """A number for what a run had: the first of the betas, the cap (the published one where none is said), C."""
-    if value == "paper":
-        return PUBLISHED[knob]
-    return float(value.split(",")[0]) if knob == "betas" else float(value)
+def _knobs(recipe: dict) -> dict[str, float]:
+    """The four numbers of a run: the hybrid's recipe with this change."""
+    numbers = {"cap_degrees": 1.0, **DATA["hybrid"], **recipe}
+    beta1, beta2 = map(float, numbers["betas"].split(","))
+    return {"β₁": beta1, "β₂": beta2, "C": numbers["C"], "cap": numbers["cap_degrees"]}
 
 
 def length_table(steps: int, knob: str) -> dict[float, float]:
-    """Value of a knob -> final loss of the first study's runs of that length whose other numbers are the tuned ones."""
-    best = DATA["first"]["ngpt"]
-    tuned = {k: best.get(k, "paper") for k in PUBLISHED}
-    found = {}
+    """Value of a knob -> final loss of the runs of this length in which nothing else was changed."""
+    own, found = _knobs({}), {}
     for r in DATA["lengths"]:
-        same = all(r[k] == tuned[k] for k in PUBLISHED if k != knob)
-        if r["steps"] == steps and r["loss"] is not None and same and (knob != "betas" or r[knob].endswith("0.99")):
-            found[_value(knob, r[knob])] = r["loss"]
+        mine = _knobs(r["change"])
+        same = all(mine[k] == own[k] for k in KNOBS if k != knob) and "warmup" not in r["change"]
+        if r["steps"] == steps and same and r["loss"] is not None:
+            found[mine[knob]] = r["loss"]
     return dict(sorted(found.items()))
 
 
-LENGTHS = [t for t in sorted({r["steps"] for r in DATA["lengths"]}) if all(len(length_table(t, k)) > 2 for k in PUBLISHED)]
-
-
 def length(knob: str, steps: int) -> dict:
-    """Final loss as one knob is turned, the others being tuned."""
-    found = length_table(int(steps), KNOBS[knob])
-    pad = [np.nan] * (6 - len(found))
+    """Final loss as one knob is turned, the others being the recipe's."""
+    found = length_table(int(steps), knob)
+    pad = [np.nan] * (4 - len(found))
     losses = np.array([*found.values(), *pad])
     return {"x": np.array([*found, *pad]), "y": losses, "best": min(found, key=found.get), "least": float(np.nanmin(losses))}
 

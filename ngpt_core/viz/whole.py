@@ -1,12 +1,16 @@
-"""What does chapter 9 draw? A student that learns a teacher's unit rows, for every combination of the recipe's switches."""
+"""What does chapter 9 work out itself? A student that learns a teacher's unit rows, for every combination of the recipe's
+switches, and the two numbers that its exercises ask for."""
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import plotly.graph_objects as go
 import torch
 
 from .. import sphere
+from ..nn.unit import unit_axes
 from ..optim.gated_adamw import GatedAdamW
 from ..optim.schedule import log_decay
 from .theme import COLORS
@@ -43,3 +47,19 @@ def toy_figure(v: dict) -> go.Figure:
     figure.update_yaxes(title="angle to the teacher, degrees", range=[0, 105])
     figure.update_layout(height=320, margin={"t": 12})
     return figure
+
+
+def tokens_to_reach(target: float, tokens: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Tokens of the schedule that ends at ``target``, the loss being a straight line over log(tokens) between two schedules.
+
+    ``tokens`` rise, ``losses`` are what those schedules ended at; None if no two of them enclose the target.
+    """
+    for (t0, l0), (t1, l1) in pairwise(zip(tokens, losses)):
+        if l0 >= target >= l1:
+            return t0 * (t1 / t0) ** (0.0 if l0 == l1 else (l0 - target) / (l0 - l1))
+    return None
+
+
+def share_on_sphere(model: torch.nn.Module) -> float:
+    """The share of a model's coordinates that live on the sphere."""
+    return sum(model.get_parameter(name).numel() for name in unit_axes(model)) / sum(p.numel() for p in model.parameters())
