@@ -61,6 +61,12 @@ def read() -> list[dict]:
     return [json.loads(line) for line in TABLE.read_text().splitlines()]
 
 
+def own_trials(rows: list[dict]) -> dict[str, list[dict]]:
+    """The smallest hybrid's trials by side: peak rates, first moments, a warmup."""
+    mine = [r for r in rows if (r["model"], r["seed"], r["steps"]) == (HYBRID, 0, QUARTER) and not r["fields"]]
+    return {side: [{"recipe": r["recipe"], "loss": r["val_loss"]} for r in mine if r["side"] == side] for side in TRIALS}
+
+
 class Stored:
     """A lab that trains nothing: the search is repeated from the table."""
 
@@ -81,21 +87,36 @@ def tuning(rows: list[dict]) -> dict[str, dict]:
     return found
 
 
+def _recipes(rows: list[dict], side: str, steps: int, lengths: int) -> list[list[dict]]:
+    """A side's runs of every length that has all seeds, by recipe, in the order of the table. A recipe that was not trained for
+    ``steps``, or only for fewer ``lengths``, is left out."""
+    by_recipe, found = {}, []
+    for r in rows:
+        if r["side"] == side:
+            by_recipe.setdefault(json.dumps(r["recipe"], sort_keys=True), {}).setdefault(r["steps"], []).append(r)
+    for by_steps in by_recipe.values():
+        whole = {n: runs for n, runs in by_steps.items() if {r["seed"] for r in runs} == set(SEEDS)}
+        if steps in whole and len(whole) >= lengths:
+            found.append([r for runs in whole.values() for r in runs])
+    return found
+
+
 def fights(rows: list[dict]) -> list[dict]:
-    """Every (model, batch, GPT's steps) that was trained on all seeds by both sides."""
+    """Every (model, batch, GPT's steps) that was trained on all seeds by both sides; "round" 1 is with numbers of its own.
+
+    A round is a recipe of GPT and one of nGPT, in the order in which they were trained. An ablation, which has one length,
+    is no recipe of nGPT.
+    """
     found, finals = [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
     groups = {(r["model"], r["batch"], r["steps"]) for r in finals if r["side"] == "gpt"}
+    rounds = []
     for model, batch, steps in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1] or 0, g[2])):
         mine = [r for r in finals if (r["model"], r["batch"]) == (model, batch)]
-        gpt = {r["seed"]: r for r in mine if (r["side"], r["steps"]) == ("gpt", steps)}
-        by_recipe = {}
-        for r in mine:
-            if r["side"] == "ngpt":
-                by_recipe.setdefault(json.dumps(r["recipe"], sort_keys=True), []).append(r)
-        same = max(by_recipe.values(), key=lambda x: len({r["steps"] for r in x}), default=[])  # an ablation has one length
-        full = {r["seed"]: r for r in same if r["steps"] == steps}
-        if not set(gpt) == set(full) == set(SEEDS):
-            continue
+        sides = [_recipes(mine, side, steps, lengths) for side, lengths in (("gpt", 1), ("ngpt", 2))]
+        for i in range(len(sides[0]) if sides[1] else 0):
+            rounds.append((model, batch, steps, i, *(side[min(i, len(side) - 1)] for side in sides)))
+    for model, batch, steps, number, gpt_runs, same in rounds:
+        gpt, full = ({r["seed"]: r for r in runs if r["steps"] == steps} for runs in (gpt_runs, same))
         recipes = {side: x[SEEDS[0]]["recipe"] for side, x in (("gpt", gpt), ("ngpt", full))}
         by_seed = {s: {r["tokens"]: r["val_loss"] for r in same if r["seed"] == s} for s in SEEDS}
         tokens = gpt[SEEDS[0]]["tokens"]
@@ -103,8 +124,9 @@ def fights(rows: list[dict]) -> list[dict]:
         active = ng.presets.count_parameters(ng.preset(fields.pop("preset"), **fields)).active
         shared = sorted(set.intersection(*(set(x) for x in by_seed.values())))
         found.append({
-            "model": model, "sequences": Job(model, "gpt", steps, batch=batch).sequences, "active": active, "steps": steps,
-            "tokens": tokens, "tokens_per_parameter": tokens / active, "recipes": recipes,
+            "model": model, "round": number, "active": active, "steps": steps, "tokens": tokens,
+            "sequences": Job(model, "gpt", steps, batch=batch).sequences, "tokens_per_parameter": tokens / active,
+            "recipes": recipes,
             "gpt": [gpt[s]["val_loss"] for s in SEEDS], "ngpt": [full[s]["val_loss"] for s in SEEDS],
             "shorter": {str(round(t / tokens, 3)): [by_seed[s][t] for s in SEEDS] for t in shared},
             **token_ratio({s: gpt[s]["val_loss"] for s in SEEDS}, tokens, by_seed),
@@ -165,7 +187,8 @@ def main() -> None:
             "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
         "tuning": tuned, "fights": fights(rows), "lengths": lengths(rows, length_jobs(best), best), "hybrid": best,
-        "blocks": blocks(rows), "ablations": {kind: ablations(rows, jobs) for kind, jobs in pieces.items()},
+        "own": own_trials(rows), "blocks": blocks(rows),
+        "ablations": {kind: ablations(rows, jobs) for kind, jobs in pieces.items()},
     }  # fmt: skip
     OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"{len(rows)} runs, {summary['about']['cpu_hours']} CPU hours -> {OUT.name}, {OUT.stat().st_size:,} bytes")
@@ -174,7 +197,7 @@ def main() -> None:
     for f in summary["fights"]:
         ratio = f"{f['ratio']:.2f} [{f['low']:.2f}, {f['high']:.2f}]" if f["ratio"] else ", ".join(f["bounds"])
         losses = f"GPT {mean(f['gpt']):.4f}  nGPT {mean(f['ngpt']):.4f}"
-        print(f"{f['model']:<12} x {f['sequences']} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}")
+        print(f"{f['model']:<12} x {f['sequences']} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}  {f['recipes']}")
     for kind, found in summary["ablations"].items():
         for a in sorted(found, key=lambda a: -a.get("difference", 9)):
             changed = f"{a['difference']:+.4f} [{a['low']:+.4f}, {a['high']:+.4f}]" if "difference" in a else a

@@ -9,6 +9,7 @@
                 whole length with the best of three peak rates (seed 0)
     hybrids, halves, ones
                 the other sizes at a quarter of the length, with the best of three peak rates (seed 0)
+    moments     the hybrids again at a quarter of the length, with first moments and warmups of their own (seed 0, equal trials)
     ablations   the smallest hybrid with one thing changed, a quarter of the length, three seeds
     length      the smallest hybrid in runs of other lengths, one number changed at a time, on one seed (hybrids' seeds agree)
     budgets     the other sizes at the whole length
@@ -32,8 +33,10 @@ SEEDS = (1, 2, 3)
 SHARES = (0.5, 0.7)  # of GPT's steps, for nGPT's shorter schedules
 SMALLEST, HYBRID = "dense-0.2M", "hybrid-0.2M"
 QUARTER = STEPS[SMALLEST] // 4
-LENGTHS = (250, 500, 1000, 2000, 4000)
+LENGTHS = (250, 500, 1000, 2000)
 LENGTH_BETAS = ("0.6", "0.8", "0.95"), ("0.95", "0.975")
+SHORT_BETA = "0.6"
+MOMENTS = ("0.4,0.99", "0.6,0.99", "0.8,0.99", "0.95,0.99")  # 0.9 is the dense model's
 FIRST = {"gpt": {"lr": 0.001, "betas": "0.8,0.99", "clip_norm": "none"}, "ngpt": {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}}
 
 # One axis after another. A value may depend on the best so far. Both sides have the same number of trials.
@@ -116,6 +119,24 @@ def hybrids(lab: Lab) -> None:
     _fights(lab, 0.25, HYBRID)
 
 
+def retuned(lab: Lab) -> dict[str, dict]:
+    """The hybrids' numbers after trials of their own: from the dense model's, four first moments and one warmup a side."""
+    best, found = checked(lab, HYBRID, QUARTER), {}
+    for side, warmup in (("gpt", {"warmup_share": 0.02}), ("ngpt", {"warmup": "all"})):
+        rows = lab.map(Job(HYBRID, side, QUARTER, 0, {**best[side], "betas": b}) for b in (best[side]["betas"], *MOMENTS))
+        first = min(rows, key=loss)["recipe"]
+        rows += lab.map([Job(HYBRID, side, QUARTER, 0, {**first, **warmup})])
+        found[side] = min(rows, key=loss)["recipe"]
+    return found
+
+
+def moments(lab: Lab) -> None:
+    """The hybrids once more, at a quarter of the length, with numbers of their own."""
+    best = retuned(lab)
+    for model in (HYBRID, "hybrid-0.5M"):
+        lab.map(fight(model, STEPS[model] // 4, best))
+
+
 def halves(lab: Lab) -> None:
     _fights(lab, 0.25, "hybrid-0.5M", "dense-0.5M")
 
@@ -133,7 +154,10 @@ def length_jobs(best: dict) -> list[Job]:
     beta1, beta2 = best["betas"].split(",")
     changes = [{}, *({"betas": f"{b},{beta2}"} for b in LENGTH_BETAS[0]), *({"betas": f"{beta1},{b}"} for b in LENGTH_BETAS[1])]
     changes += [*({"C": round(best["C"] * factor, 6)} for factor in (0.5, 2.0)), {"cap_degrees": 2.0}, {"warmup": "all"}]
-    return [Job(HYBRID, "ngpt", steps, SEEDS[0], {**best, **change}) for steps in LENGTHS for change in changes]
+    jobs = [Job(HYBRID, "ngpt", steps, SEEDS[0], {**best, **change}) for steps in LENGTHS for change in changes]
+    short = {**best, "betas": f"{SHORT_BETA},{beta2}"}  # the short runs' first moment, and on top of it
+    changes = [{"warmup": "all"}, {"C": round(2 * best["C"], 6)}, {"betas": f"{SHORT_BETA},0.975"}, {"betas": f"0.4,{beta2}"}]
+    return jobs + [Job(HYBRID, "ngpt", steps, SEEDS[0], {**short, **change}) for steps in LENGTHS[:3] for change in changes]
 
 
 def length(lab: Lab) -> None:
@@ -182,7 +206,7 @@ def ablations(lab: Lab) -> None:
     lab.map(job for jobs in ablation_jobs(HYBRID, best, STEPS[HYBRID] // 4).values() for job in jobs)
 
 
-STAGES = {f.__name__: f for f in (tuned, finals, hybrids, ablations, length, halves, ones, budgets)}
+STAGES = {f.__name__: f for f in (tuned, finals, hybrids, moments, ablations, length, halves, ones, budgets)}
 
 
 def main() -> None:

@@ -3,7 +3,8 @@
 ``evidence.json`` is made by benchmarks/evidence/analyse.py from the table of all runs (benchmarks/evidence/results/runs.jsonl).
 Nothing is computed here that is not drawing.
 
-    fight   GPT and nGPT with the same blocks, data, batches and tokens, each with its own tuned numbers, on three seeds
+    fight   GPT and nGPT with the same blocks, data, batches and tokens, each with its tuned numbers, on three seeds
+    round   0: the numbers that were tuned on the dense model; 1: with betas that were tuned on the hybrid
     share   the length of one of nGPT's schedules, in units of GPT's
     batch   tokens in a batch: 256 at the smallest size, 1,024 in the study that came before it
 """
@@ -24,11 +25,11 @@ DENSE, HYBRID = "dense-0.2M", "hybrid-0.2M"
 
 
 def _title(f: dict) -> str:
-    return f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M tokens"
+    own = ", own betas" if f["round"] else ""
+    return f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M tokens{own}"
 
 
-FIGHTS = {_title(f): f for f in DATA["fights"] if f["sequences"] != OLD}
-FIRST = next(f for f in DATA["fights"] if f["sequences"] == OLD)
+FIGHTS = {_title(f): f for f in DATA["fights"] if (f["model"], f["sequences"]) != (DENSE, OLD)}
 SEEDS = ["1", "2", "3", "mean"]
 _LENGTHS = max((len(f["shorter"]) for f in FIGHTS.values()), default=0)
 
