@@ -25,8 +25,7 @@ DENSE, HYBRID = "dense-0.2M", "hybrid-0.2M"
 
 
 def _title(f: dict) -> str:
-    own = ", own betas" if f["round"] else ""
-    return f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M tokens{own}"
+    return f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M {'own' if f['round'] else 'tokens'}"
 
 
 FIGHTS = {_title(f): f for f in DATA["fights"] if (f["model"], f["sequences"]) != (DENSE, OLD)}
@@ -90,7 +89,7 @@ def ratios_figure() -> go.Figure:
     )  # fmt: skip
     for x, color in ((1.0, GPT), (0.5, COLORS["grey"])):
         figure.add_vline(x=x, line={"color": color, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="tokens of nGPT over tokens of GPT, same loss", range=[0.4, 1.4])
+    figure.update_xaxes(title="token ratio", range=[0.4, 1.4])
     figure.update_yaxes(categoryorder="array", categoryarray=names)
     figure.update_layout(height=140 + 30 * len(names), margin={"l": 150, "t": 12})
     return figure
@@ -192,7 +191,6 @@ def blocks_figure(v: dict) -> go.Figure:
 
 # ---- the length of the run -------------------------------------------------------------------------------------------
 KNOBS = ("β₁", "β₂", "C", "cap")
-LENGTHS = sorted({r["steps"] for r in DATA["lengths"]})
 
 
 def _knobs(recipe: dict) -> dict[str, float]:
@@ -213,10 +211,13 @@ def length_table(steps: int, knob: str) -> dict[float, float]:
     return dict(sorted(found.items()))
 
 
+LENGTHS = [n for n in sorted({r["steps"] for r in DATA["lengths"]}) if all(len(length_table(n, k)) > 1 for k in KNOBS)]
+
+
 def length(knob: str, steps: int) -> dict:
     """Final loss as one knob is turned, the others being the recipe's."""
     found = length_table(int(steps), knob)
-    pad = [np.nan] * (4 - len(found))
+    pad = [np.nan] * (6 - len(found))
     losses = np.array([*found.values(), *pad])
     return {"x": np.array([*found, *pad]), "y": losses, "best": min(found, key=found.get), "least": float(np.nanmin(losses))}
 
