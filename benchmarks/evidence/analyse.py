@@ -104,17 +104,15 @@ def _recipes(rows: list[dict], side: str, steps: int, lengths: int) -> list[list
 def fights(rows: list[dict]) -> list[dict]:
     """Every (model, batch, GPT's steps) that was trained on all seeds by both sides; "round" 1 is with numbers of its own.
 
-    A round is a recipe of GPT and one of nGPT, in the order in which they were trained. An ablation, which has one length,
-    is no recipe of nGPT.
+    A round is a recipe of GPT and one of nGPT, in the order in which they were trained; one that only one side has finished is
+    left out. An ablation, which has one length, is no recipe of nGPT.
     """
-    found, finals = [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
+    found, rounds, finals = [], [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
     groups = {(r["model"], r["batch"], r["steps"]) for r in finals if r["side"] == "gpt"}
-    rounds = []
     for model, batch, steps in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1] or 0, g[2])):
         mine = [r for r in finals if (r["model"], r["batch"]) == (model, batch)]
         sides = [_recipes(mine, side, steps, lengths) for side, lengths in (("gpt", 1), ("ngpt", 2))]
-        for i in range(len(sides[0]) if sides[1] else 0):
-            rounds.append((model, batch, steps, i, *(side[min(i, len(side) - 1)] for side in sides)))
+        rounds += [(model, batch, steps, number, *runs) for number, runs in enumerate(zip(*sides))]
     for model, batch, steps, number, gpt_runs, same in rounds:
         gpt, full = ({r["seed"]: r for r in runs if r["steps"] == steps} for runs in (gpt_runs, same))
         recipes = {side: x[SEEDS[0]]["recipe"] for side, x in (("gpt", gpt), ("ngpt", full))}

@@ -161,7 +161,7 @@ def length_jobs(best: dict) -> list[Job]:
 
 
 def length(lab: Lab) -> None:
-    lab.map(length_jobs(checked(lab, HYBRID, STEPS[HYBRID] // 4)["ngpt"]))
+    lab.map(length_jobs(checked(lab, HYBRID, QUARTER)["ngpt"]))
 
 
 def ablation_jobs(model: str, best: dict, steps: int, batch: int | None = None) -> dict[str, list[Job]]:
@@ -202,8 +202,8 @@ def ablation_jobs(model: str, best: dict, steps: int, batch: int | None = None) 
 
 
 def ablations(lab: Lab) -> None:
-    best = checked(lab, HYBRID, STEPS[HYBRID] // 4)["ngpt"]
-    lab.map(job for jobs in ablation_jobs(HYBRID, best, STEPS[HYBRID] // 4).values() for job in jobs)
+    best = checked(lab, HYBRID, QUARTER)["ngpt"]
+    lab.map(job for jobs in ablation_jobs(HYBRID, best, QUARTER).values() for job in jobs)
 
 
 STAGES = {f.__name__: f for f in (tuned, finals, hybrids, moments, ablations, length, halves, ones, budgets)}
