@@ -46,6 +46,7 @@ MODELS = {  # name: (the model's fields, sequences of 128 bytes in a batch); the
     "hybrid-1M": (_hybrid(136, "MEMEM*EME", 96, 8), 8),
 }
 LENGTH = 128
+COMPILED = ("dense-1M", "hybrid-1M")  # 1.3 times the tokens a second on the hybrid; the smaller ones were trained without
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Job:
             flags += [f"--{key.replace('_', '-')}", str(value)]
         flags += ["--recipe", *(f"{key}={value}" for key, value in self.recipe.items())] if self.recipe else []
         flags += ["--eval-every", "0", "--eval-windows", "1000", "--save-every", "1000", "--keep", "1", "--no-scaled"]
+        flags += ["--compile"] if self.model in COMPILED else []
         return [*flags, "--diagnostics-every", "0", "--sample-tokens", "0", "--no-tensorboard", "--no-verify-data"]
 
 

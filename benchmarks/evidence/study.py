@@ -8,7 +8,8 @@
                 token ratio comes (an annealed run cannot be read off in the middle); at a quarter of the length, and at the
                 whole length with the best of three peak rates (seed 0)
     hybrids, halves, ones
-                the other sizes at a quarter of the length, with the best of three peak rates (seed 0)
+                the other sizes at a quarter of the length, with the best of three peak rates (seed 0); the largest hybrid
+                starts from what "moments" found
     moments     the hybrids again at a quarter of the length, with first moments and warmups of their own (seed 0, equal trials)
     ablations   the smallest hybrid with one thing changed, a quarter of the length, three seeds
     length      the smallest hybrid in runs of other lengths, one number changed at a time, on one seed (hybrids' seeds agree)
@@ -90,9 +91,9 @@ def fight(model: str, steps: int, best: dict[str, dict], shares=SHARES, seeds=SE
     return jobs
 
 
-def checked(lab: Lab, model: str, steps: int) -> dict[str, dict]:
-    """The tuned settings with the best of three peak rates, on seed 0 and at this length."""
-    best, found = tuned(lab), {}
+def checked(lab: Lab, model: str, steps: int, best: dict[str, dict] | None = None) -> dict[str, dict]:
+    """``best`` (the tuned settings) with the best of three peak rates, on seed 0 and at this length."""
+    best, found = best or tuned(lab), {}
     jobs = {
         (side, factor): Job(model, side, steps, 0, {**best[side], rate: round(best[side][rate] * factor, 6)})
         for side, rate in (("gpt", "lr"), ("ngpt", "C"))
@@ -142,7 +143,9 @@ def halves(lab: Lab) -> None:
 
 
 def ones(lab: Lab) -> None:
-    _fights(lab, 0.25, "hybrid-1M", "dense-1M")
+    for model, best in (("hybrid-1M", retuned(lab)), ("dense-1M", tuned(lab))):
+        quarter = STEPS[model] // 4
+        lab.map(fight(model, quarter, checked(lab, model, quarter, best)))
 
 
 def budgets(lab: Lab) -> None:
