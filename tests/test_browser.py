@@ -25,6 +25,7 @@ from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 
 from ngpt_core.viz import Explorer, Slider, page, sphinx_ext
+from ngpt_core.viz.svg.space import Space
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[1]
@@ -402,6 +403,33 @@ def test_the_page_draws_exactly_what_python_decodes(browser, bench):
         np.testing.assert_allclose(data[1]["z"], want["m"].T, rtol=1e-13, atol=1e-13)
         assert title == explorer.figure(**values).layout.title.text
     assert browser.errors() == []
+
+
+def test_without_webgl_a_scene_is_drawn_as_its_camera_sees_it(browser, bench):
+    address = browser.driver.current_url.split("#")[0]
+    blind = "HTMLCanvasElement.prototype.getContext = () => null"
+    script = browser.cdp("Page.addScriptToEvaluateOnNewDocument", source=blind)["identifier"]
+    try:
+        browser.open(address)
+        slider = browser.find(".ngx-row input")[0]
+        picture, plot = browser.find(".ngx-plot")[0].screenshot_as_png, browser.find(".ngx-plot")[0]
+        slider.send_keys(Keys.END)
+        _changes(plot, picture, "without WebGL, a slider")
+        assert "WebGL" in browser.find(".ngx > .ngx-caption")[0].text and not browser.errors()
+        data = browser.js("return document.querySelector('.ngx-plot').data.map(t => [t.type, t.mode, t.x, t.y])")
+    finally:
+        browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+    assert [kind[:2] for kind in data] == [["scatter", "lines"]] * 2
+    want = bench.at(turns=3)
+    traces = [{"type": "scatter3d", **dict(zip("xyz", want["p"].T))}, {"type": "surface", "z": want["m"].T}]
+    space = Space(traces, {}, (-0.4, -0.4, 0.4, 0.4))
+    seen = np.array([[np.nan if v is None else v for v in data[0][k]] for k in (2, 3)])
+    x, y, _ = space.project(*want["p"].T)
+    np.testing.assert_allclose(seen, [x, -y], rtol=1e-9, atol=1e-12)
+    rows, columns = want["m"].T.shape
+    x, y, _ = space.project(*np.broadcast_arrays(np.arange(columns)[None], np.arange(rows)[:, None], want["m"].T))
+    np.testing.assert_allclose(data[1][2][:columns], x[0], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(data[1][3][-rows - 1 : -1], -y[:, -1], rtol=1e-9, atol=1e-12)
 
 
 def test_two_explorers_of_one_function_keep_their_own_keys(browser, bench):

@@ -202,17 +202,17 @@ class Baseline:
     schedule: str | Callable[[float], float] = "wsd"
     """eta as a function of progress, or its name. The next two are for "wsd"; to others give parameters with partial."""
     eta_min: float = 0.01
-    """WSD falls to 1% of the peak,"""
+    """The share of the peak at which WSD ends: 1%."""
     wsd_decay: float = 0.2
-    """linearly over this last share of training (not published; ours)."""
+    """The last share of training, over which WSD falls linearly (not published; ours)."""
     warmup: str = "group"
     """"group": a factor on the decayed rate. "before": the warmup first, then the schedule over the rest."""
     warmup_tokens: float = 1e9
-    """Linear warmup over 1B tokens ..."""
+    """Length of the linear warmup: 1B tokens, at most ``warmup_share`` of the run. Needs ``tokens_per_step``."""
     tokens_per_step: float | None = None
-    """... if this says how many tokens a step has ..."""
+    """Tokens of one optimizer step. None: not known, and the warmup is ``warmup_share`` of the run."""
     warmup_share: float = 0.1
-    """... but never more than this share of a (short) run; exactly this share if tokens_per_step is not given."""
+    """Longest warmup, as a share of the run."""
     clip_norm: float | None = 1.0
     """Global gradient norm clipping, for the training loop to do (not published; ours)."""
 
