@@ -11,6 +11,8 @@ Letters of a pattern, one block each (as in Nemotron):
 import math
 from dataclasses import asdict, dataclass, fields
 
+from .checks import within
+
 __all__ = ["FORMAT", "LAYERS", "ModelConfig"]
 
 FORMAT = 1  # of the dictionary below; a reader refuses what it does not know
@@ -166,7 +168,7 @@ class ModelConfig:
     def scale_of(self, name: str) -> tuple[float, float]:
         """(s_init, s_scale) of a scale, as ``Scale(shape, *config.scale_of("s_qk"))`` wants them."""
         init, scale = getattr(self, f"{name}_init"), getattr(self, f"{name}_scale")
-        return 0.5 * math.sqrt(self.d_model) if init is None else init, scale  # item 6: only s_mamba and s_moe may be None
+        return 0.5 * math.sqrt(self.d_model) if init is None else init, scale  # item 6; only s_mamba and s_moe may be None
 
     # ---- as plain data ---------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, object]:
@@ -200,15 +202,26 @@ class ModelConfig:
             letters = ", ".join(f"{k} ({v})" for k, v in LAYERS.items())
             raise _fail("pattern", f"must be a string of the letters {letters}, at least one and no others", self.pattern)
         self._positive("vocab_size", "d_model", *(("max_seq_len",) if self.max_seq_len is not None else ()))
+        for name in ("normalized", "abs_alpha", "s_u_per_expert", "vector_s_mamba", "vector_s_moe"):
+            if not isinstance(getattr(self, name), bool):
+                raise _fail(name, "must be True or False", getattr(self, name))
         for name in SCALES:
-            init, scale = self.scale_of(name)
-            if not (math.isfinite(init) and math.isfinite(scale) and scale > 0):
-                raise _fail(f"{name}_scale", f"must be positive, and {name}_init finite", (init, scale))
+            init, scale = getattr(self, f"{name}_init"), getattr(self, f"{name}_scale")
+            if not (within(init, -math.inf, open=True) or (init is None and name in ("s_mamba", "s_moe"))):
+                raise _fail(f"{name}_init", "must be finite (s_mamba and s_moe may have None: 0.5 sqrt(d_model))", init)
+            if not within(scale, 0, open=True):
+                raise _fail(f"{name}_scale", "must be a positive number", scale)
+        if self.s_z_init == 0:
+            raise _fail("s_z_init", "must not be 0: LGP divides by the mean of s_z, and all logits would be 0", self.s_z_init)
+        if self.lgp_q is not None and not within(self.lgp_q, 0):
+            raise _fail("lgp_q", "must be a finite number >= 0 (paper: 1), or None for the ordinary gradient", self.lgp_q)
         if self.lgp_form not in ("ratio", "power"):
             raise _fail("lgp_form", "must be 'ratio' or 'power' (section 2.1)", self.lgp_form)
         for name in ("init_std", "norm_eps", "C", "gpt_lr"):
-            if not getattr(self, name) > 0:
-                raise _fail(name, "must be positive", getattr(self, name))
+            if not within(getattr(self, name), 0, open=True):
+                raise _fail(name, "must be a positive number", getattr(self, name))
+        if self.tokens is not None and not within(self.tokens, 1):
+            raise _fail("tokens", "must be a number of tokens, or None", self.tokens)
 
     def _check_attention(self) -> None:
         self._positive("n_heads")
@@ -221,8 +234,8 @@ class ModelConfig:
         self._positive("head_dim", "n_kv_heads")
         if self.n_heads % self.n_kv_heads:
             raise _fail("n_heads", f"must be a multiple of n_kv_heads = {self.n_kv_heads}", self.n_heads)
-        if self.rope_theta is not None and (self.rope_theta <= 0 or self.head_dim % 2):
-            rule = f"must be positive, and head_dim = {self.head_dim} even, for pairs of coordinates are rotated"
+        if self.rope_theta is not None and (not within(self.rope_theta, 0, open=True) or self.head_dim % 2):
+            rule = f"must be a positive number, and head_dim = {self.head_dim} even, for pairs of coordinates are rotated"
             raise _fail("rope_theta", rule, self.rope_theta)
 
     def _check_mamba(self) -> None:
@@ -230,9 +243,12 @@ class ModelConfig:
         if self.mamba_heads % self.groups:
             raise _fail("mamba_heads", f"must be a multiple of groups = {self.groups}", self.mamba_heads)
         for name in ("A_range", "dt_range"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise _fail(name, "must be (low, high) with 0 < low <= high", (low, high))
+            ends = getattr(self, name)
+            pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and within(ends[0], 0, open=True)
+            if not (pair and within(ends[1], ends[0])):
+                raise _fail(name, "must be (low, high), finite, with 0 < low <= high", ends)
+        if not within(self.dt_min, 0):
+            raise _fail("dt_min", "must be a number >= 0", self.dt_min)
 
     def _check_mlp(self) -> None:
         self._positive("ff")
@@ -246,5 +262,5 @@ class ModelConfig:
         if isinstance(self.shared_ff, bool) or not isinstance(self.shared_ff, int) or self.shared_ff < 0:
             raise _fail("shared_ff", "must be an integer, 0 for no shared expert", self.shared_ff)
         for name in ("routed_scaling", "router_bias_rate", "balance_loss"):
-            if getattr(self, name) < 0:
-                raise _fail(name, "must not be negative", getattr(self, name))
+            if not within(getattr(self, name), 0):
+                raise _fail(name, "must be a finite number, not negative", getattr(self, name))

@@ -32,14 +32,15 @@ def unit(x: Tensor, dim: int = -1) -> Tensor:
     """Norm(x) = x / ||x||: the point of the sphere in the direction of x.
 
     A zero vector has no direction: it stays zero, and its gradient is passed through as it is, finite (x / max(||x||, eps)
-    would multiply that gradient by 1/eps). Written with rsqrt of the sum of squares, which compiles to one reduction.
+    would multiply that gradient by 1/eps). Written as a quotient of x and the root of the sum of squares: one reduction when
+    compiled, and a gradient that is finite for every vector whose squares are (rsqrt's overflows at a norm of 1e-13).
 
     >>> unit(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
     """
     y = _wide(x)
     square = _dot(y, y, dim)
-    return (y * torch.rsqrt(torch.where(square > 0, square, 1.0))).to(x.dtype)
+    return (y / torch.where(square > 0, square, 1.0).sqrt()).to(x.dtype)
 
 
 def tangent(g: Tensor, w: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
@@ -108,6 +109,8 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
     point at ``max_angle`` in the same tangent direction, cos(theta_max) w/||w|| + sin(theta_max) u/||u||. Where the tangent
     part is zero there is no direction to keep and the candidate is left alone. A ``max_angle`` of 0 returns w / ||w||.
     """
+    if not isinstance(max_angle, Tensor) and not max_angle >= 0:
+        raise ValueError(f"cap_angle: max_angle is an angle in radians, >= 0; got {max_angle}.")
     dtype, (w, delta) = w.dtype, (_wide(w), _wide(delta))
     u, length, along, ww = _split(w, delta, dim)
     over = (torch.atan2(length, along) > max_angle) & (length > 0)

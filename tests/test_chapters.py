@@ -52,6 +52,8 @@ def test_the_lines_for_hugging_faces_trainer_run(tmp_path, monkeypatch):
     exec(listing("TrainingArguments"), names)
     assert names["trainer"].state.global_step == 3
     assert names["scheduler"].get_last_lr() == [0.0]  # the decay has reached its end
+    (multiplier,) = names["scheduler"].lr_lambdas
+    assert [multiplier(t) for t in range(4)] == [*map(ng.log_decay, (1 / 3, 2 / 3, 1.0, 1.0))]  # r of step t + 1
     assert int(names["optimizer"].state[names["model"].transformer.wte.weight]["step"]) == 3
 
 
@@ -67,6 +69,9 @@ def test_the_lines_for_lightning_run(tmp_path):
     trainer.fit(names["Module"](nn.Linear(8, 3)), torch.utils.data.DataLoader(data, batch_size=None))
     (optimizer,) = trainer.optimizers
     assert isinstance(optimizer, ng.GatedAdamW) and trainer.global_step == 5 and optimizer.param_groups[0]["lr"] == 0.0
+    (config,) = trainer.lr_scheduler_configs
+    (multiplier,) = config.scheduler.lr_lambdas
+    assert [multiplier(t) for t in range(5)] == [ng.log_decay(t / 5) for t in range(1, 6)]
 
 
 def test_the_lines_for_fsdp2_run_on_two_ranks(tmp_path):

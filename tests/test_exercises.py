@@ -1,9 +1,16 @@
 """Does the book's exercise checker tell right from wrong, and say why?"""
 
+import json
+import math
+from pathlib import Path
+
 import pytest
 import torch
 
+import ngpt_core as ng
 from ngpt_core.viz.exercises import check
+
+BOOK = Path(__file__).parent.parent / "book"
 
 
 def double(x):
@@ -25,3 +32,90 @@ def test_the_verdict(yours, verdict, capsys):
     right = check(yours, double, (torch.ones(2),), (torch.arange(4.0),))
     assert verdict in capsys.readouterr().out
     assert right == (verdict == "right, in 2 cases")
+
+
+# ---- wrong answers that a chapter's own cases must find -----------------------------------------------------------------
+def stub_cell(chapter: str, name: str, **names) -> dict:
+    """What the stub of an exercise defines, its cases among it; ``names`` is what the chapter has imported by then."""
+    cells = json.loads((BOOK / f"{chapter}.ipynb").read_text())["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    (stub,) = [text for text in code if f"def {name}(" in text and "...  # your code" in text]
+    found = {"ng": ng, "torch": torch, **names}
+    exec(stub, found)
+    return found
+
+
+def test_chapter_5_rejects_the_gate_that_underflows():
+    cases = stub_cell("05_gated_adamw", "my_gate")["cases"]
+    assert not check(lambda d, a, eps: d**a / (d**a + eps**a), ng.gate, *cases)
+    assert check(lambda d, a, eps: 1 / (1 + (eps / d) ** a), ng.gate, *cases)
+
+
+def test_chapter_2_rejects_an_ordinary_attention():
+    scaling = pytest.importorskip("ngpt_core.viz.scaling")
+    cases = stub_cell("02_scaling", "my_attention", scaling=scaling)["cases"]
+    truth = scaling.normalized_attention
+    ordinary = torch.nn.functional.scaled_dot_product_attention
+
+    def without_norm(q, k, v, s_qk):
+        return ordinary(q * s_qk, k * s_qk, v)
+
+    def scaled_once(q, k, v, s_qk):
+        return truth(q, k, v, s_qk.sqrt())
+
+    assert not check(without_norm, truth, *cases, tolerance=1e-5)
+    assert not check(scaled_once, truth, *cases, tolerance=1e-5)
+
+
+# The bound for positive gradients alone, and the floor without its factor 1 - beta2^k.
+def clip_without_sign(g, v, k, beta2, R, s_min):
+    return torch.minimum(g, ((R - beta2) / (1 - beta2)) ** 0.5 * v.clamp_min((1 - beta2**k) * s_min**2).sqrt())
+
+
+def clip_without_k(g, v, k, beta2, R, s_min):
+    bound = ((R - beta2) / (1 - beta2)) ** 0.5 * v.clamp_min(s_min**2).sqrt()
+    return g.sign() * torch.minimum(g.abs(), bound)
+
+
+@pytest.mark.parametrize("wrong", [clip_without_sign, clip_without_k])
+def test_chapter_7_rejects_a_clip_with_a_slip(wrong):
+    assert not check(wrong, ng.growth_clip, *stub_cell("07_spikes_and_silence", "my_clip")["cases"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda v, lr, strength, tau, xi: lr * strength / len(v) ** 0.5 * (v <= tau) * xi,  # v instead of its root
+        lambda v, lr, strength, tau, xi: lr * strength * (v.sqrt() <= tau) * xi,  # c is missing
+        lambda v, lr, strength, tau, xi: lr * strength / (v.sqrt() <= tau).sum() ** 0.5 * (v.sqrt() <= tau) * xi,  # not d
+        lambda v, lr, strength, tau, xi: lr * strength / len(v) ** 0.5 * (v.sqrt() < tau) * xi,  # nothing at tau = 0
+        lambda v, lr, strength, tau, xi: lr * strength / len(v) ** 0.5 * xi,  # everybody
+    ],
+)
+def test_chapter_7_rejects_noise_with_a_slip(wrong):
+    spikes = pytest.importorskip("ngpt_core.viz.spikes")
+    names = {"math": math, "pmen": spikes.pmen, "spikes": spikes}
+    assert not check(wrong, spikes.row_noise, *stub_cell("07_spikes_and_silence", "my_noise", **names)["noise_cases"])
+
+
+def test_chapter_8_rejects_a_decay_without_a_gradient(capsys):
+    """Masked after exp the values are right, and the gradient is NaN where exp has overflowed."""
+    mamba_moe = pytest.importorskip("ngpt_core.viz.mamba_moe")
+    found = stub_cell("08_mamba_moe", "my_decay", mamba_moe=mamba_moe)
+
+    def masked_behind(dt, A):
+        log_a = (dt * A).cumsum(0)
+        return torch.exp(log_a[:, None] - log_a).tril()
+
+    assert check(masked_behind, mamba_moe.decay_matrix, *found["cases"])
+    capsys.readouterr()
+    assert not check(mamba_moe.with_gradient(masked_behind), found["right"], *found["cases"])
+    assert "masked_behind, case 3 of 3: not right yet" in capsys.readouterr().out
+
+
+def test_chapter_11_takes_a_number_of_steps_rounded_or_not():
+    planning = pytest.importorskip("ngpt_core.viz.planning")
+    found = stub_cell("11_train_for_real", "my_save_every", planning=planning)
+    truth, cases = planning.save_every, found["save_cases"]
+    for answer, right in ((truth, True), (lambda *x: round(truth(*x)), True), (lambda *x: truth(*x) / 2**0.5, False)):
+        assert check(answer, truth, *cases, tolerance=1e-3) == right

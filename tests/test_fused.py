@@ -82,6 +82,7 @@ SWITCHES = {
     "a=1, eps_num=0": {"a": 1.0, "eps_num": 0.0},
     "a=0.5, eps_num=0": {"eps_num": 0.0},
     "a=0.3, eps_num=0": {"a": 0.3, "eps_num": 0.0},
+    "eps_num below float32": {"eps_num": 1e-46},
     "decay": {"weight_decay": 0.3},
     "SMGC": {"smgc": SMGC(R=2.0, start=10)},
     "SMGC from the first step": {"smgc": SMGC(R=100.0, s_min=1e-5, start=0)},

@@ -767,6 +767,18 @@ def test_the_state_has_torchs_names_and_a_state_of_torchs_adamw_can_be_loaded():
     assert int(mine.state[p]["step"]) == 5
 
 
+@pytest.mark.parametrize("switch", ["foreach", "fused"])
+def test_the_kernels_of_torchs_adamw_are_not_taken_over_with_its_state(switch):
+    p = parameter(3, 4, dtype=torch.float32)
+    theirs = torch.optim.AdamW([p], lr=0.01, **{switch: True})
+    p.grad = torch.ones_like(p)
+    theirs.step()
+    mine = ng.GatedAdamW([p], lr=0.5)
+    own = {k: mine.param_groups[0][k] for k in ("foreach", "fused", "capturable")}
+    mine.load_state_dict(theirs.state_dict())
+    assert {k: mine.param_groups[0][k] for k in own} == own and mine.param_groups[0]["lr"] == 0.01
+
+
 def test_a_state_of_another_model_is_refused_as_torch_refuses_it():
     with pytest.raises(ValueError, match="parameter group"):
         ng.GatedAdamW([parameter(2)], lr=0.1).load_state_dict(trained([])[2])

@@ -130,6 +130,8 @@ def test_nothing_new_is_the_prompt():
         (dict(temperature=-0.5), "temperature"),
         (dict(temperature=float("nan")), "temperature"),
         (dict(top_k=0), "top_k"),
+        (dict(top_k=2.5), "top_k"),
+        (dict(max_new_tokens=2.5), "max_new_tokens"),
         (dict(top_p=0.0), "top_p"),
         (dict(top_p=1.5), "top_p"),
         (dict(max_new_tokens=30), r"7 \+ 30 new tokens are more than max_seq_len = 32"),

@@ -223,6 +223,8 @@ def test_a_forward_pass_changes_no_buffer_and_the_bias_moves_when_told():
     assert all(math.isclose(m, 1e-3) for m in moved.values())
     with pytest.raises(ValueError, match="each of the 2 MoE layers; got 1"):
         model.update_router_bias(model.stats["load"][:1])
+    with pytest.raises(ValueError, match=r"count for each of the \d+ experts; got the shape \(3,\)"):
+        model.update_router_bias([torch.ones(3) for _ in model.stats["load"]])
 
 
 def test_a_checkpointed_block_counts_its_tokens_once_and_has_the_same_gradients():

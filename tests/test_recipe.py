@@ -430,6 +430,18 @@ def test_slips_are_answered_with_the_rule(ngpt, gpt, monkeypatch):
         recipe.build(gpt, 10, recipe.Settings())
     with pytest.raises(ValueError, match=r"C must be a positive number.*got -1"):
         recipe.table(ngpt, C=-1)
+    for slip, rule in (
+        (dict(C="0.2"), r"C must be a positive number or None; got '0\.2'"),
+        (dict(expert_multiplier=None), "expert_multiplier must be a positive number; got None"),
+        (dict(betas=(0.9, 1.0)), r"betas must be two numbers in \[0, 1\)"),
+        (dict(warmup_share="0.1"), "warmup_share is a share of training"),
+        (dict(pmen={"tau": 1e-3}), r"pmen must be PMEN\(\.\.\.\) or None"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            recipe.build(ngpt, 10, **slip)
+    assert recipe.settings(ngpt, betas=[0.9, 0.95]).betas == (0.9, 0.95)  # a list, as JSON has it
+    with pytest.raises(ValueError, match=r"total_steps.*got '10'"):
+        recipe.scaled(ngpt, "10")
     with pytest.raises(ValueError, match="total_steps"):
         recipe.build(ngpt, 0)
     with pytest.raises(ValueError, match=r"warmup must be 'group' .*got 'first'"):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reference import log_decay as log_decay_twin
 from reference import scheduled
 
+import ngpt_core as ng
 from ngpt_core.optim.schedule import SCHEDULES, Schedule, area, cosine, linear, log_decay, match_auc, warmup_before, wsd
 
 R = np.linspace(0, 1, 101)
@@ -172,6 +173,25 @@ def test_a_tensor_rate_is_written_in_place():
     assert float(lr) == pytest.approx(0.4) and float(cap) == 1.0
 
 
+def test_one_tensor_rate_for_several_groups_becomes_one_for_each():
+    opt = optimizer({"warmup": 0.0}, {"warmup": 0.5}, lr=torch.tensor(0.01))  # torch hands the default to every group
+    schedule = Schedule(opt, 10)
+    assert [float(g["lr"]) for g in opt.param_groups] == pytest.approx([lr for lr, _ in schedule.at(1)])
+    held = [g["lr"] for g in opt.param_groups]
+    schedule.step()
+    assert all(g["lr"] is lr for g, lr in zip(opt.param_groups, held))  # and from then on they stay in place
+    assert [float(lr) for lr in held] == pytest.approx([lr for lr, _ in schedule.at(2)])
+
+
+def test_a_tensor_cap_without_a_peak_is_left_alone():
+    cap = torch.tensor(0.25)
+    group = {"params": [torch.ones(3, requires_grad=True)], "lr": torch.tensor(0.5), "cap": cap, "unit_dim": -1}
+    opt = ng.GatedAdamW([group], lr=0.5, capturable=True)
+    schedule = Schedule(opt, 10, "linear")
+    schedule.step()
+    assert opt.param_groups[0]["cap"] is cap and float(cap) == 0.25 and float(opt.param_groups[0]["lr"]) == pytest.approx(0.4)
+
+
 @pytest.mark.parametrize("stop", [0, 3, 10])
 def test_a_resumed_schedule_goes_on_as_if_nothing_had_happened(stop):
     kw = {"warmup": 0.3, "peak_cap": 0.1}
@@ -229,6 +249,14 @@ def test_another_length_is_refused_or_continues_without_a_jump():
         (lambda: linear(math.nan), r"must be in \[0, 1\]"),
         (lambda: cosine(0.1, eta_max=0.1, eta_min=0.2), "eta_min <= eta_max"),
         (lambda: linear(0.1, eta_min=-1), "0 <= eta_min"),
+        (lambda: log_decay(0.1, eta_max="1"), "eta_max='1'"),
+        (lambda: wsd(0.1, decay="0.2"), r"in \(0, 1\]; got '0.2'"),
+        (lambda: warmup_before(cosine, "0.1"), r"in \[0, 1\); got '0.1'"),
+        (lambda: Schedule(optimizer(), None), "total_steps.*got None"),
+        (lambda: Schedule(optimizer(), math.inf), "total_steps.*got inf"),
+        (lambda: Schedule(optimizer(), math.nan), "total_steps.*got nan"),
+        (lambda: Schedule(optimizer(), 5, 0.5), "log, cosine, linear, wsd; got 0.5"),
+        (lambda: Schedule(optimizer({"warmup": "0.1"}), 5), "A group's warmup.*got '0.1'"),
         (lambda: wsd(0.1, decay=0), r"in \(0, 1\]"),
         (lambda: wsd(0.1, decay=1.01), r"in \(0, 1\]"),
         (lambda: warmup_before(wsd, 1.0), r"in \[0, 1\)"),

@@ -116,3 +116,9 @@ def test_bad_settings_are_refused_with_the_value_they_had(bad):
     if name != "start":
         with pytest.raises(ValueError, match=rf"SMGC: {name} "):
             ng.growth_clip(torch.ones(2), torch.ones(2), 3, 0.9, **bad)
+
+
+@pytest.mark.parametrize(("k", "beta2", "rule"), [(3, 1.0, "beta2"), (3, "0.9", "beta2"), (-1, 0.9, "k "), (1.5, 0.9, "k ")])
+def test_a_bad_moment_or_step_is_refused_by_name(k, beta2, rule):
+    with pytest.raises(ValueError, match=f"growth_clip: {rule}"):
+        ng.growth_clip(torch.ones(2), torch.ones(2), k, beta2)

@@ -39,6 +39,15 @@ def test_unit_of_a_zero_vector_is_zero_with_a_finite_gradient():
     assert x.grad.isfinite().all() and x.grad.abs().max() <= 1
 
 
+@pytest.mark.parametrize("length", [1e-8, 1e-13, 1e-16, 1e-18])
+def test_unit_of_a_short_vector_has_its_exact_gradient(length):
+    x, g = draw(3, 64) * (length / 8), draw(4, 64)
+    want = torch.autograd.grad(sphere.unit(x.requires_grad_()), x, g)[0]
+    short = x.detach().float().requires_grad_()
+    (got,) = torch.autograd.grad(sphere.unit(short), short, g.float())
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
 def test_unit_passes_gradcheck():
     assert torch.autograd.gradcheck(sphere.unit, draw(1, 3, 4).requires_grad_())
 

@@ -271,6 +271,7 @@ def test_a_dot_reaches_into_the_parts_of_the_recipe():
         ("smgc=2", "part by part"),
         ("smgc.R=0.5", ">= 1"),
         ("nothing=1", "NAME of C"),
+        ("nonfinite=skip", "stops before the update"),
     ):
         with pytest.raises(ValueError, match=rule):
             recipe_numbers(TrainConfig(recipe=(recipe,)), model_config({}))

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..checks import count, within
+
 if TYPE_CHECKING:
     from .model import LanguageModel
 
@@ -43,14 +45,14 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = 
 
 
 def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must not be negative; got {max_new_tokens}.")
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be a finite number >= 0 (0 is greedy); got {temperature}.")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, or None for all tokens; got {top_k}.")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be in (0, 1], or None for all tokens; got {top_p}.")
+    if not count(max_new_tokens, 0):
+        raise ValueError(f"max_new_tokens is a number of tokens and must not be negative; got {max_new_tokens!r}.")
+    if not within(temperature, 0):
+        raise ValueError(f"temperature must be a finite number >= 0 (0 is greedy); got {temperature!r}.")
+    if top_k is not None and not count(top_k, 1):
+        raise ValueError(f"top_k must be an integer, at least 1, or None for all tokens; got {top_k!r}.")
+    if top_p is not None and not (within(top_p, 0, open=True) and top_p <= 1):
+        raise ValueError(f"top_p must be in (0, 1], or None for all tokens; got {top_p!r}.")
 
 
 def stream(

@@ -5,7 +5,7 @@ Plain backpropagation multiplies the gradient of every layer by the same s_z, wh
 that nobody set. Logit Gradient Preconditioning (LGP, section 2.1) keeps the forward pass and replaces that multiplier:
 
     forward    z = s_z * u                                                                              (eq. sz)
-    backward   dL/du <- b(s_z) * dL/dz,   b = (s_z / mean(s_z))^q   or   s_z^q / mean(s_z^q)            (eq. LGP)
+    backward   dL/du <- b(s_z) * dL/dz,   b = (s_z / mean(s_z))^q   or   s_z^q / mean(s_z^q)            (section 2.1, LGP)
                dL/ds_z is left exactly as it is
 
 Symbols: h [..., d] hidden states; W [V, d] output embedding; u, z [..., V] cosines and logits; s_z [V]; q LGP's strength.
@@ -63,7 +63,7 @@ def backward_scale(s_z: Tensor, q: float | None = 1.0, form: str = "ratio") -> T
     if q is None:
         return s_z
     if form == "ratio":
-        return (s_z / s_z.mean()) ** q  # eq. LGP
+        return (s_z / s_z.mean()) ** q  # section 2.1, LGP
     power = s_z**q
     return power / power.mean()  # section 2.1, b~_q
 
@@ -85,7 +85,7 @@ class _LogitScale(torch.autograd.Function):
         u, s_z = ctx.saved_tensors
         du = ds = None
         if ctx.needs_input_grad[0]:
-            du = (g * backward_scale(s_z.to(wide(s_z.dtype)), ctx.q, ctx.form)).to(u.dtype)  # eq. LGP
+            du = (g * backward_scale(s_z.to(wide(s_z.dtype)), ctx.q, ctx.form)).to(u.dtype)  # section 2.1, LGP
         if ctx.needs_input_grad[1]:
             ds = (g * u).sum_to_size(s_z.shape).to(s_z.dtype)  # autograd's own
         return du, ds, None, None

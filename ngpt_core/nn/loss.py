@@ -99,7 +99,7 @@ def _cross_entropy_sum(
         if need_weight or need_s:
             _addmm_(G, z.to(W.dtype).T, x, beta=1)
         if need_h:
-            du = z if b is None else z.mul_(b)  # eq. LGP, when b is LGP's
+            du = z if b is None else z.mul_(b)  # section 2.1, LGP, when b is LGP's
             out = dh[rows] if dh.dtype == acc else torch.empty(len(x), d, dtype=acc, device=h.device)
             _addmm_(out, du.to(W.dtype), W, beta=0)
             dh[rows] = out
@@ -110,7 +110,7 @@ def _cross_entropy_sum(
             r = slice(i, i + 4096)
             torch.sum(G[r] * W[r], -1, out=ds[r])  # the exact gradient: sum over tokens of dz * u
     if need_weight and b is not None:
-        G.mul_(b.unsqueeze(1))  # eq. LGP for the path to W
+        G.mul_(b.unsqueeze(1))  # section 2.1, LGP for the path to W
     return losses.sum(), dh, G if need_weight else h.new_empty(0), ds
 
 

@@ -110,6 +110,9 @@ class LanguageModel(nn.Module):
         in the same proportion. Afterwards ``stats`` holds, detached, "cross_entropy", "balance" (the term as it is added)
         and "load" (for each MoE layer the tokens that each expert was given).
         """
+        for name, value in (("tokens", tokens), ("targets", targets)):
+            if not isinstance(value, Tensor):
+                raise ValueError(f"{name} must be a tensor [batch, time] of integers; got {type(value).__name__}.")
         if targets.shape != tokens.shape:
             raise ValueError(f"targets must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(targets.shape)}.")
         h, aux = self.hidden(tokens, documents)
@@ -170,8 +173,9 @@ class LanguageModel(nn.Module):
 
     # ---- checks ----------------------------------------------------------------------------------------------------
     def _check(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> None:
-        if tokens.ndim != 2 or tokens.shape[1] == 0:
-            raise ValueError(f"tokens must have the shape [batch, time] with time >= 1; got {tuple(tokens.shape)}.")
+        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] == 0:
+            got = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ValueError(f"tokens must be a tensor of the shape [batch, time] with time >= 1; got {got}.")
         check_tokens(tokens, self.config.vocab_size)
         total = tokens.shape[1] + (cache.length if cache is not None else 0)
         if self.config.max_seq_len is not None and total > self.config.max_seq_len:

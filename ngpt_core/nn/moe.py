@@ -69,6 +69,8 @@ class Router(nn.Module):
     @torch.no_grad()
     def update(self, load: Tensor) -> None:
         """Move the bias of each expert by the rate: up if its load [E] was below the mean, down if above, else not at all."""
+        if load.shape != self.bias.shape:
+            raise ValueError(f"A load has a count for each of the {len(self.bias)} experts; got the shape {tuple(load.shape)}.")
         load = load.to(self.bias.device, torch.float64)
         self.bias.add_(torch.sign(load.mean() - load).to(self.bias.dtype), alpha=self.config.router_bias_rate)
 

@@ -6,7 +6,7 @@
 *yields* the part of it that this rank holds and receives the sum over the vector: ``run`` answers for vectors that are whole on
 a rank, ``sharding.run_split`` answers with one all-reduce for many tensors at once.
 
-Symbols (section 2.2, Algorithm 1):
+Symbols (section 2.3, Algorithm 1):
     theta, w   the parameters (w: a unit vector)     g       the gradient
     m, v       first and second moment               m_hat, v_hat   the same, bias-corrected
     t, k       this step counted from 1, and the completed steps k = t - 1
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from .. import sphere
+from ..checks import within
 from . import pmen as noise
-from .checks import within
 from .pmen import PMEN
 from .smgc import SMGC, growth_clip
 

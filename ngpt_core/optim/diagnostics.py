@@ -17,7 +17,7 @@ Off, or between the steps looked at, it costs nothing: those steps take the fast
     perturbed               coordinates perturbed by PMEN (smooth profile: the sum of psi)
     angle_mean, angle_max   angle that the group's unit vectors moved, in radians, after the cap
     capped                  share of vectors held by the cap
-    histogram               counts of log10 sqrt(v_hat) between ``edges``; the first and last count what lies outside
+    histogram               counts of log10 sqrt(v_hat) between ``edges``; the ends count what lies outside, but no zeros
 
 On several ranks the numbers are those of the full tensors.
 """
@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..checks import count
 from . import sharding
 from .algorithm import Rule, gate
 
@@ -43,9 +44,9 @@ class Diagnostics:
     """
 
     def __init__(self, every: int = 1, d_model: int | None = None, keep: int | None = None, low: int = -18, high: int = 4):
-        if every < 1:
+        if not count(every, 1):
             raise ValueError(
-                f"Diagnostics: every counts steps and must be >= 1, got {every}. For none set optimizer.diagnostics = None."
+                f"Diagnostics: every counts steps and must be >= 1, got {every!r}. For none set optimizer.diagnostics = None."
             )
         self.every, self.d_model, self.keep = every, d_model, keep
         self.edges = [low + i / 4 for i in range(4 * (high - low) + 1)]

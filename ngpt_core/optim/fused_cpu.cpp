@@ -367,7 +367,7 @@ static void cut(std::vector<Piece>& pieces, long job, long rows, long d) {
 extern "C" void ngpt_step(const Rule* r, const Job* jobs, int64_t count, int32_t threads) {
     std::vector<Piece> pieces;
     for (long j = 0; j < count; j++) cut(pieces, j, jobs[j].rows, jobs[j].d);
-    auto run = r->a == 0.5 && r->eps_num > 0 ? part<HALF> : r->a == 1 ? part<ONE> : part<POWER>;
+    auto run = r->a == 0.5 && (float)r->eps_num > 0 ? part<HALF> : r->a == 1 ? part<ONE> : part<POWER>;
     share(pieces.size(), threads, [&](long i, std::vector<float>& buffer) {
         run(*r, jobs[pieces[i].job], pieces[i].first, pieces[i].last, buffer);
     });

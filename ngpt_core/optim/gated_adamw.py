@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from . import checks, sharding
+from .. import checks
 from . import groups as rules
+from . import sharding
 from .algorithm import gate, gate_power
 from .diagnostics import Diagnostics
 from .nonfinite import Watch, capturing

@@ -9,8 +9,8 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
+from ..checks import number, within
 from . import sharding
-from .checks import number, within
 from .pmen import PMEN
 from .smgc import SMGC
 
@@ -103,7 +103,7 @@ def normalize(group: dict, first: int = 0) -> None:
         at = (~((squares[n] > 0) & squares[n].isfinite())).nonzero().tolist()
         kind, where = "zero or nonfinite", "on another rank"
         if at:
-            kind = "zero" if squares[n][tuple(at[0])] == 0 else "nonfinite"
+            kind = "zero (or almost)" if squares[n][tuple(at[0])] == 0 else "nonfinite (or huge)"
             place = [i + offset for i, offset in zip(at[0], sharding.offsets(params[n]))]
             del place[dim]
             where = f"at {place} of its other dimensions"
@@ -124,6 +124,11 @@ def pack(group: dict) -> dict:
 
 
 def unpack(saved: dict, own: dict) -> dict:
-    """A saved group for the optimizer's own one. Keys that it does not know (torch's AdamW saved it) stay as they are here."""
-    group = {k: v for k, v in own.items() if k not in ("params", "param_names")} | saved
+    """A saved group for the optimizer's own one. Keys that it does not know (torch's AdamW saved it) stay as they are here.
+
+    So do the switches of another optimizer's kernels, which say nothing about ours.
+    """
+    foreign = () if "eps_gate" in saved else ("foreach", "fused", "capturable")
+    group = {k: v for k, v in own.items() if k not in ("params", "param_names")}
+    group |= {k: v for k, v in saved.items() if k not in foreign or k not in own}
     return {k: _SETTINGS[k](**v) if k in _SETTINGS and isinstance(v, dict) else v for k, v in group.items()}

@@ -20,7 +20,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from .checks import count, within
+from ..checks import count, within
 
 __all__ = ["PMEN", "amplitude", "key", "profile", "signs"]
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import number
+from ..checks import count, number, within
 
 __all__ = ["SCHEDULES", "Schedule", "area", "cosine", "linear", "log_decay", "match_auc", "warmup_before", "wsd"]
 
@@ -50,7 +50,7 @@ def _of_progress(schedule: Callable) -> Callable:
 
 
 def _check_range(eta_max: float, eta_min: float) -> None:
-    if not 0 <= eta_min <= eta_max < math.inf:
+    if not (within(eta_min, 0) and within(eta_max, eta_min)):
         raise ValueError(f"A schedule falls from eta_max to eta_min, 0 <= eta_min <= eta_max; got {eta_max=}, {eta_min=}.")
 
 
@@ -95,8 +95,8 @@ def wsd(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0, decay: float = 
     The baseline of section 4 uses it with eta_min = 0.01; the share of the decay is not published, 20% is usual.
     """
     _check_range(eta_max, eta_min)
-    if not 0 < decay <= 1:
-        raise ValueError(f"wsd: decay is the share of training over which the rate falls, in (0, 1]; got {decay}.")
+    if not (within(decay, 0, open=True) and decay <= 1):
+        raise ValueError(f"wsd: decay is the share of training over which the rate falls, in (0, 1]; got {decay!r}.")
     return eta_min + (eta_max - eta_min) * (np.minimum(1.0 - r, decay) / decay)
 
 
@@ -104,8 +104,8 @@ SCHEDULES: dict[str, Decay] = {"log": log_decay, "cosine": cosine, "linear": lin
 
 
 def _check_share(share: float, what: str) -> None:
-    if not 0 <= share < 1:
-        raise ValueError(f"{what} is a share of training, in [0, 1); got {share}.")
+    if not (within(share, 0) and share < 1):
+        raise ValueError(f"{what} is a share of training, in [0, 1); got {share!r}.")
 
 
 def _warmup(r: float, share: float) -> float:
@@ -213,9 +213,9 @@ class Schedule:
         warmup_share: float = 0.1,
         cap_warmup: float = 0.1,
     ) -> None:
-        if isinstance(total_steps, bool) or int(total_steps) != total_steps or total_steps < 1:
-            raise ValueError(f"total_steps is the number of optimizer steps, an integer >= 1; got {total_steps}.")
-        if isinstance(decay, str) and decay not in SCHEDULES:
+        if not count(total_steps, 1):
+            raise ValueError(f"total_steps is the number of optimizer steps, an integer >= 1; got {total_steps!r}.")
+        if not callable(decay) and decay not in SCHEDULES:
             raise ValueError(f"decay must be a function of r or one of {', '.join(SCHEDULES)}; got {decay!r}.")
         if warmup not in ("group", "before"):
             raise ValueError(f"warmup must be 'group' (each its own) or 'before' (one for all, then decay); got {warmup!r}.")
@@ -248,12 +248,18 @@ class Schedule:
     def _write(self) -> None:
         for group in self.optimizer.param_groups:
             group.setdefault("peak_lr", float(group["lr"]))
+        written = set()
         for group, values in zip(self.optimizer.param_groups, self.at(self.t)):
             for key, value in zip(("lr", "cap"), values):
-                if isinstance(group.get(key), Tensor):
-                    group[key].fill_(value)  # a captured CUDA graph reads this very tensor
-                elif key == "lr" or value is not None:
+                if value is None:
+                    continue
+                if not isinstance(group.get(key), Tensor):
                     group[key] = value
+                    continue
+                if id(group[key]) in written:  # one tensor for several groups, as torch hands out a default: each gets its own
+                    group[key] = group[key].clone()
+                group[key].fill_(value)  # a captured CUDA graph reads this very tensor
+                written.add(id(group[key]))
 
     def step(self) -> None:
         """Move on to the next step's values: call it after ``optimizer.step()``."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .checks import count, within
+from ..checks import count, within
 
 __all__ = ["SMGC", "growth_clip"]
 
@@ -52,6 +52,10 @@ def growth_clip(g: Tensor, v: Tensor, k: int | Tensor, beta2: float, R: float = 
     tensor([ 5.0000e+00, -6.4031e+00,  6.4031e-10], dtype=torch.float64)
     """
     SMGC(R, s_min)  # its rules: R >= 1, s_min >= 0
+    if not (within(beta2, 0) and beta2 < 1):
+        raise ValueError(f"growth_clip: beta2, the second moment's, must be in [0, 1); got {beta2!r}.")
+    if not isinstance(k, Tensor) and not count(k, 0):
+        raise ValueError(f"growth_clip: k counts completed steps, an integer >= 0; got {k!r}.")
     # The square roots are taken before the maximum: s_min^2 would leave float32's range for a small s_min.
     floor = math.sqrt(1 - beta2**k) * s_min if not isinstance(k, Tensor) else torch.sqrt(1 - beta2**k) * s_min
     root = torch.clamp_min(v.sqrt(), floor)  # app. C, eq. v_bar, as sqrt(v_bar)

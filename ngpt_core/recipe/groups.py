@@ -111,7 +111,8 @@ def build(
     """(optimizer, schedule) for a run of ``total_steps`` optimizer steps: call ``schedule.step()`` after ``optimizer.step()``.
 
     nGPT: GatedAdamW and logarithmic decay, with the numbers of ``Settings``. GPT: AdamW and WSD, with those of ``Baseline``.
-    ``overrides`` change numbers by name, e.g. ``C=0.2, cap_degrees=2.0, pmen=None``. Build it after sharding the model.
+    ``overrides`` change numbers by name, e.g. ``C=0.2, cap_degrees=2.0, pmen=None``. Build it after sharding the model. The
+    last step's rate is 0 (r = 1): a run of one step moves nothing.
     """
     numbers = settings(model, base, **overrides)
     return numbers.build(param_groups(model, total_steps, numbers), total_steps)

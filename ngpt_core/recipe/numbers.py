@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from ..checks import within
 from ..config import ModelConfig
 from ..optim.gated_adamw import GatedAdamW
 from ..optim.pmen import PMEN
@@ -33,7 +34,8 @@ class Rule:
     cap: bool = False
     """The Angular Step Cap holds for it: unit vectors that are not embeddings (item 2)."""
     warmup: bool = False
-    """Its rate is warmed up over the first 10%: s_z, and Mamba's parameters except out_proj (section 4.1)."""
+    """Its rate is warmed up over the first 10%: s_z, and Mamba's parameters except out_proj (section 4.1). The alpha around a
+    Mamba layer is not counted as Mamba's: every block has one."""
     decays: bool = False
     """The baseline decays it: matrices and embeddings, not norms, convolutions, A_log, D and dt_bias."""
 
@@ -85,11 +87,21 @@ TABLE: dict[str, Rule] = {
 
 
 # ---- the numbers -----------------------------------------------------------------------------------------------------
-def _positive(settings: object, *names: str) -> None:
+OPTIONAL = ("C", "lr", "cap_degrees", "clip_norm", "tokens_per_step")  # may be None
+
+
+def _check(numbers: "Settings | Baseline", *names: str) -> None:
+    """The rules of both; ``names`` are those that must be positive. betas may come as a list, as JSON has them."""
     for name in names:
-        value = getattr(settings, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"recipe: {name} must be a positive number (or None where None is allowed); got {value}.")
+        value, free = getattr(numbers, name), name in OPTIONAL
+        if not (within(value, 0, open=True) or (free and value is None)):
+            raise ValueError(f"recipe: {name} must be a positive number{' or None' if free else ''}; got {value!r}.")
+    betas = numbers.betas
+    if not (isinstance(betas, (tuple, list)) and len(betas) == 2 and all(within(b, 0) and b < 1 for b in betas)):
+        raise ValueError(f"recipe: betas must be two numbers in [0, 1); got {betas!r}.")
+    object.__setattr__(numbers, "betas", tuple(betas))
+    if not (within(numbers.warmup_share, 0) and numbers.warmup_share < 1):
+        raise ValueError(f"recipe: warmup_share is a share of training, in [0, 1); got {numbers.warmup_share!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +117,8 @@ class Settings:
     s_z_lr: float = 0.5
     """Absolute peak learning rate of s_z (item 11)."""
     alpha_lr: float = 0.2
-    """Of the eigen learning rates alpha_A and alpha_M (item 11)."""
+    """Of the eigen learning rates alpha_A and alpha_M (item 11), as they are stored: they start at 1, and the forward pass
+    multiplies them by 0.1. (Read as the product's rate, 0.2 would be 17 times the original nGPT's; so it is 1.7 times.)"""
     s_qk_lr: float = 0.2
     """Of s_qk (item 11). s_u, s_mamba and s_moe, of which the paper says nothing, take the global rate."""
     betas: tuple[float, float] = (0.975, 0.975)
@@ -147,8 +160,11 @@ class Settings:
     """What a gradient that is not finite does: "raise", "skip" or "off"; see GatedAdamW."""
 
     def __post_init__(self) -> None:
-        _positive(self, "C", "expert_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
-        _positive(self, "cap_degrees", "clip_norm")
+        rates = ("C", "expert_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
+        _check(self, *rates, "cap_degrees", "clip_norm")
+        for name, kind in (("pmen", PMEN), ("smgc", SMGC)):
+            if not isinstance(getattr(self, name), kind | None):
+                raise ValueError(f"recipe: {name} must be {kind.__name__}(...) or None; got {getattr(self, name)!r}.")
         if self.warmup not in ("group", "before", "all"):
             rule = "'group' (the table's own), 'before' (one for all, then decay) or 'all' (a factor on every decayed rate)"
             raise ValueError(f"recipe: warmup must be {rule}; got {self.warmup!r}.")
@@ -217,7 +233,7 @@ class Baseline:
     """Global gradient norm clipping, for the training loop to do (not published; ours)."""
 
     def __post_init__(self) -> None:
-        _positive(self, "lr", "warmup_tokens", "tokens_per_step", "clip_norm")
+        _check(self, "lr", "warmup_tokens", "tokens_per_step", "clip_norm")
 
     def share(self, total_steps: int | None) -> float:
         """The warmup as a share of training."""

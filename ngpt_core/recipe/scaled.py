@@ -21,6 +21,7 @@ Symbols: T total_steps; m memory 1 / (1 - beta1) in steps.
 
 from torch import nn
 
+from ..checks import count
 from .groups import changed, settings
 from .numbers import Baseline, Settings
 
@@ -36,8 +37,8 @@ def scaled(model: nn.Module | Settings | Baseline, total_steps: int, **overrides
     ``model``: whose published numbers are scaled; or numbers to start from. ``overrides`` come on top, by name. Use it as
     ``recipe.build(model, steps, recipe.scaled(model, steps))``.
     """
-    if total_steps < 1:
-        raise ValueError(f"recipe.scaled: total_steps counts optimizer steps, at least 1; got {total_steps}.")
+    if not count(total_steps, 1):
+        raise ValueError(f"recipe.scaled: total_steps counts optimizer steps, an integer >= 1; got {total_steps!r}.")
     numbers = model if isinstance(model, Settings | Baseline) else settings(model)
     beta1, beta2 = numbers.betas
     m = max(SHORTEST[type(numbers)], total_steps / STEPS_PER_MEMORY)

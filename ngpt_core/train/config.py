@@ -272,6 +272,8 @@ def recipe_numbers(config: TrainConfig, model: ModelConfig, steps: int | None = 
         name, equals, text = item.partition("=")
         if not equals:
             raise ValueError(f"--recipe {item}: want NAME=VALUE.")
+        if name == "nonfinite":
+            raise ValueError(f"--recipe {item}: a run looks at every gradient itself, and stops before the update.")
         try:
             numbers = _changed(numbers, name, text)
         except (ValueError, TypeError, KeyError) as error:

@@ -12,8 +12,9 @@ Every rank reads its own rows of the global batch, whatever the axes. Gradients 
 is already its share of the global mean (``model.loss(..., denominator=)``).
 
 Matrices are sharded along their first dimension, so a row, a point of the sphere, is never cut. The scales (alpha, s_qk, s_u,
-s_z, s_mamba, s_moe) and A_log, D, dt_bias stay whole and in float32 on every rank: they are small, and bfloat16 would round a
-scale to 8 bits. Their gradients are summed in one message (``Parallel.finish_gradients``).
+s_z, s_mamba, s_moe) and A_log, D, dt_bias stay whole and in float32 on every rank: they are small, and a step of theirs would
+be lost in bfloat16's 8 bits. (The forward pass of a bfloat16 run rounds the scales, as all else, except s_z.) Their gradients
+are summed in one message (``Parallel.finish_gradients``).
 """
 
 import hashlib

@@ -19,6 +19,11 @@ def _thin(color: str) -> dict:
     return {"mode": "lines", "line": {"color": COLORS[color], "width": 1.3, "dash": "dot"}}
 
 
+def powers(*exponents: int) -> dict:
+    """Ticks of a logarithmic axis. Its range must end past the last: a label that the edge would cut is not shown."""
+    return {"tickvals": [10.0**p for p in exponents], "ticktext": [f"10<sup>{p}</sup>" for p in exponents]}
+
+
 # ---- the gate --------------------------------------------------------------------------------------------------------
 
 
@@ -43,7 +48,7 @@ def gate_curves_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=v["threshold"], y=[0, 1.02], name="ε<sub>gate</sub>", **_curve("magenta", "dot"), row=1, col=1)
     figure.add_scatter(x=SCALES, y=v["adam_step"], showlegend=False, **_curve("grey", "dash"), row=2, col=1)
     figure.add_scatter(x=SCALES, y=v["step"], showlegend=False, **_curve("blue"), row=2, col=1)
-    figure.update_xaxes(type="log", exponentformat="power", dtick=2, range=[-16, -2])
+    figure.update_xaxes(type="log", range=[-16.1, -1.6], **powers(-16, -14, -12, -10, -8, -6, -4, -2))
     figure.update_xaxes(title="√v̂, the scale of a coordinate's gradient", row=2, col=1)
     figure.update_yaxes(title="gate γ", range=[0, 1.03], row=1, col=1)
     figure.update_yaxes(title="step / lr", type="log", range=[-6, 0.2], exponentformat="power", dtick=2, row=2, col=1)
@@ -109,9 +114,7 @@ def histogram_figure(edges: list[float], runs: dict[str, list[int]]) -> go.Figur
     marks = {"name": "ε<sub>num</sub>, ε<sub>gate</sub>", "hoverinfo": "x", **_thin("grey")}
     for x in (1e-14, 1e-8):
         figure.add_scatter(x=[x, x], y=[0, 1.03], showlegend=x == 1e-8, **marks, secondary_y=True)
-    powers = (-14, -11, -8, -5, -2)
-    ticks = {"tickvals": [10.0**p for p in powers], "ticktext": [f"10<sup>{p}</sup>" for p in powers]}
-    figure.update_xaxes(type="log", title="√v̂", range=[-15, -1], **ticks)
+    figure.update_xaxes(type="log", title="√v̂", range=[-15, -1], **powers(-14, -11, -8, -5, -2))
     figure.update_yaxes(type="log", title="coordinates", exponentformat="power", dtick=1, range=[0, 5.2], secondary_y=False)
     figure.update_yaxes(title="gate γ", range=[0, 1.03], tickvals=[0, 0.25, 0.5, 0.75, 1], showgrid=False, secondary_y=True)
     return figure

@@ -8,6 +8,7 @@ import torch
 
 from .. import sphere
 from ..optim.schedule import log_decay
+from .gating import powers
 from .hypersphere import add_points, globe, place
 from .theme import COLORS
 
@@ -166,6 +167,6 @@ def angle_errors_figure(v: dict) -> go.Figure:
         ("displacement", "from the displacement", "blue"),
     ):
         figure.add_scatter(x=ANGLES, y=v[key], name=name, mode="lines", line={"color": COLORS[color], "width": 2.5})
-    figure.update_xaxes(title="angle of the step, radians", type="log", exponentformat="power", dtick=1, range=[-8, -1])
-    figure.update_yaxes(title="relative error in float32", type="log", range=[-9, 2.1], exponentformat="power")
+    figure.update_xaxes(title="angle of the step, radians", type="log", range=[-8.1, -0.8], **powers(*range(-8, 0)))
+    figure.update_yaxes(title="relative error in float32", type="log", range=[-9.2, 2.3], **powers(-8, -6, -4, -2, 0, 2))
     return figure

@@ -35,7 +35,7 @@ def scales(mean: float, spread: float) -> torch.Tensor:
 def backward_scales(q: float, spread: float, mean: float) -> dict:
     """The multiplier of each token's gradient: ordinary, and LGP in both formulations; thirty-odd of the 201 tokens."""
     s_z = scales(mean, spread)
-    b = {form: backward_scale(s_z, q, form) for form in ("ratio", "power")}  # eq. LGP
+    b = {form: backward_scale(s_z, q, form) for form in ("ratio", "power")}  # section 2.1, LGP
     shown = torch.linspace(0, TOKENS - 1, 33).round().long()
     return {
         "s_z": s_z[shown],

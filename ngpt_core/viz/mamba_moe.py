@@ -4,6 +4,8 @@ Symbols: T tokens, d d_model, E experts, k chosen of them; L_ts = a_{s+1} ... a_
 """
 
 import math
+from collections.abc import Callable
+from functools import wraps
 
 import numpy as np
 import plotly.graph_objects as go
@@ -31,6 +33,18 @@ TOKENS, BURST = 16, 6
 def decay_matrix(dt: Tensor, A: float) -> Tensor:
     """L [T, T] for one head: the scan of unit impulses with B = C = 1, each divided by its own dt."""
     return scan_matrix(dt, A) / dt
+
+
+def with_gradient(decay: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor | None]:
+    """``decay`` with a row more below its matrix: the gradient of the sum of the entries with respect to dt."""
+
+    @wraps(decay)
+    def both(dt: Tensor, A: float) -> Tensor | None:
+        dt = dt.clone().requires_grad_()
+        L = decay(dt, A)
+        return L if L is None else torch.vstack([L.detach(), *torch.autograd.grad(L.sum(), dt)])
+
+    return both
 
 
 def scan_matrix(dt: Tensor, A: float, chunk: int | None = None) -> Tensor:

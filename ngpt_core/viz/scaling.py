@@ -1,4 +1,4 @@
-"""What does chapter 2 draw? Attention weights at a softmax scale, activations at an input scale, and a scale's own learning.
+"""What does chapter 2 draw? Where the scales stand, attention weights, activations at an input scale, a scale's own learning.
 
 Symbols: d_k head dimension; s_qk scale of queries and keys; s_u of the inner activations; s_eff = s_a s_init / s_scale.
 """
@@ -22,10 +22,65 @@ def _line(color: str, dash: str = "solid") -> dict:
     return {"mode": "lines", "line": {"color": COLORS[color], "width": 2.5, "dash": dash}}
 
 
+# ---- where the scales stand ------------------------------------------------------------------------------------------
+
+LEFT, BOX = 1.5, (3.9, 10.0)  # the state's line, and the boxes beside it
+PARTS = (  # top of the box, its lines (the third is the scale's), the eigen learning rate of its step
+    (9.3, ("<b>attention</b>", "Norm(q), Norm(k)", "⊙ s<sub>qk</sub>", "softmax(√d<sub>k</sub> q·k)"), "α<sub>A</sub>"),
+    (6.0, ("<b>MLP</b>", "u = W<sub>up</sub> h", "⊙ s<sub>u</sub>", "activation, W<sub>down</sub>"), "α<sub>M</sub>"),
+    (2.7, ("<b>output layer</b>", "cosines W h", "⊙ s<sub>z</sub>", "softmax"), ""),
+)
+
+
+def scales_figure() -> go.Figure:
+    """The hidden state runs down the left past an attention block, an MLP and the output layer; each scale at its place."""
+    figure = go.Figure()
+
+    def arrow(x: float, y: float, to: float) -> None:
+        back = 0.22 if to < x else -0.22
+        figure.add_scatter(
+            x=[x, to, to + back, to, to + back], y=[y, y, y + 0.12, y, y - 0.12], hoverinfo="skip", mode="lines",
+            line={"color": COLORS["grey"], "width": 2},
+        )  # fmt: skip
+
+    def write(x: float, y: float, text: str, color: str = "") -> None:
+        font = {"size": 17, "color": COLORS[color]} if color else {"size": 14}
+        figure.add_annotation(x=x, y=y, text=text, font=font, showarrow=False, xref="x", yref="y")
+
+    figure.add_scatter(x=[LEFT, LEFT], y=[9.9, 1.5], hoverinfo="skip", **_line("blue"))
+    write(LEFT, 10.2, "h, |h| = 1")
+    for top, lines, alpha in PARTS:
+        figure.add_shape(
+            type="rect", x0=BOX[0], x1=BOX[1], y0=top - 2.5, y1=top, xref="x", yref="y", fillcolor="rgba(127,135,148,0.12)",
+            line={"color": COLORS["grey"], "width": 1},
+        )  # fmt: skip
+        for k, words in enumerate(lines):
+            write(sum(BOX) / 2, top - 0.4 - 0.58 * k, words, "magenta" if k == 2 else "")
+        if alpha:
+            arrow(LEFT, top - 0.4, BOX[0])
+            arrow(BOX[0], top - 2.1, LEFT + 0.12)
+            write((LEFT + BOX[0]) / 2, top - 1.8, "Norm")
+            write(LEFT - 0.85, top - 2.1, alpha, "magenta")
+    arrow(LEFT, 1.5, BOX[0])
+    nodes = [top - 2.1 for top, _, alpha in PARTS if alpha]
+    look = {"size": 13, "color": COLORS["gold"]}
+    figure.add_scatter(x=[LEFT] * len(nodes), y=nodes, hoverinfo="skip", mode="markers", marker=look)
+    figure.update_xaxes(visible=False, range=[0, 10.1], fixedrange=True)
+    figure.update_yaxes(visible=False, range=[0, 10.5], fixedrange=True)
+    figure.update_layout(height=500, showlegend=False, margin={"l": 8, "r": 8, "t": 8, "b": 8})
+    return figure
+
+
 # ---- attention weights -----------------------------------------------------------------------------------------------
 
 KEYS = 64
 SOFTMAX = {"1/√d_k": lambda d_k: d_k**-0.5, "1": lambda d_k: 1.0, "√d_k": lambda d_k: d_k**0.5, "d_k": float}
+
+
+def normalized_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s_qk: torch.Tensor) -> torch.Tensor:
+    """One head without a mask, q, k and v [T, d_k] (eqs. qkscaling1, 2, item 3): what the chapter's exercise asks for."""
+    q, k = sphere.unit(q) * s_qk, sphere.unit(k) * s_qk
+    return F.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** 0.5)
 
 
 def attention_weights(d_k: int, softmax: str, s_qk: float, match: float) -> dict:

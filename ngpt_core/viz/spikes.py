@@ -81,6 +81,12 @@ def noise(tau: float, b: float, strength: float, d: int) -> dict:
     return {**out, "all": out["row"][-1]}
 
 
+def row_noise(v: torch.Tensor, lr: float, strength: float, tau: float, xi: torch.Tensor) -> torch.Tensor:
+    """What PMEN adds to a row with the second moments ``v`` and the signs ``xi``: the step profile, c = 1/sqrt(d)."""
+    setting = pmen.PMEN(strength=strength, tau=tau)
+    return pmen.amplitude(setting, lr, len(v), beta1=0.975) * pmen.profile(v.sqrt(), setting) * xi
+
+
 def noise_figure(v: dict) -> go.Figure:
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.22)
     figure.add_scatter(x=ACTIVITY, y=v["step"], name="ψ, step", **_line("blue"), row=1, col=1)
@@ -88,10 +94,10 @@ def noise_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=SHARE, y=v["row"], name="c = 1/√d", **_line("red"), row=2, col=1)
     figure.add_scatter(x=SHARE, y=v["adam"], name="c of Adam", **_line("gold"), row=2, col=1)
     figure.add_scatter(x=[0, 1], y=[1, 1], name="cap, 1°", **_line("magenta", "dot"), row=2, col=1)
-    figure.update_xaxes(type="log", title="activity √v", exponentformat="power", dtick=2, range=[-14, -6], row=1, col=1)
+    figure.update_xaxes(type="log", title="activity √v", exponentformat="power", dtick=2, range=[-14.2, -5.6], row=1, col=1)
     figure.update_xaxes(title="share of the row's coordinates that are silent", range=[0, 1], row=2, col=1)
     figure.update_yaxes(title="ψ", range=[-0.03, 1.05], row=1, col=1)
-    figure.update_yaxes(title="degrees per step", type="log", range=[-2, 2], exponentformat="power", dtick=1, row=2, col=1)
+    figure.update_yaxes(title="degrees per step", type="log", range=[-2.1, 2.1], exponentformat="power", dtick=1, row=2, col=1)
     figure.update_layout(height=520)
     return figure
 

@@ -1,4 +1,4 @@
-"""Is this value a number at all? What every rule of the optimizer asks first.
+"""Is this value a number at all? What every rule asks first.
 
 A configuration file readily turns 1e-8 into the string "1e-8" (YAML without a dot does): the answer should be the rule, not a
 traceback from a comparison.
