@@ -103,19 +103,19 @@ def normalize(group: dict, first: int = 0) -> None:
         at = (~((squares[n] > 0) & squares[n].isfinite())).nonzero().tolist()
         kind, where = "zero or nonfinite", "on another rank"
         if at:
-            kind = "zero (or almost)" if squares[n][tuple(at[0])] == 0 else "nonfinite (or huge)"
+            kind = "zero" if squares[n][tuple(at[0])] == 0 else "nonfinite"
             place = [i + offset for i, offset in zip(at[0], sharding.offsets(params[n]))]
             del place[dim]
             where = f"at {place} of its other dimensions"
         raise ValueError(
             f"GatedAdamW: unit_dim={dim} asks for unit vectors along that dimension, but {names[n]!r} has a {kind} vector "
-            f"({where}), which has no direction. Initialize it (Gaussian, say), or use unit_dim=None."
+            f"({where}), or one whose squares are, which has no direction. Initialize it (Gaussian, say), or use unit_dim=None."
         )
     for p, ww in zip(params, squares):
         w = sharding.local(p)
         rounding = torch.finfo(w.dtype).eps + 8 * torch.finfo(ww.dtype).eps  # of the coordinates, and of their sum
         off = (ww - 1).abs() > rounding
-        w.copy_(torch.where(off, w * torch.rsqrt(ww), w))
+        w.copy_(torch.where(off, w / ww.sqrt(), w))
 
 
 def pack(group: dict) -> dict:

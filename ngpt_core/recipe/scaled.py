@@ -38,7 +38,7 @@ def scaled(model: nn.Module | Settings | Baseline, total_steps: int, **overrides
     ``recipe.build(model, steps, recipe.scaled(model, steps))``.
     """
     if not count(total_steps, 1):
-        raise ValueError(f"recipe.scaled: total_steps counts optimizer steps, an integer >= 1; got {total_steps!r}.")
+        raise ValueError(f"recipe.scaled: total_steps counts optimizer steps, at least 1; got {total_steps!r}.")
     numbers = model if isinstance(model, Settings | Baseline) else settings(model)
     beta1, beta2 = numbers.betas
     m = max(SHORTEST[type(numbers)], total_steps / STEPS_PER_MEMORY)
