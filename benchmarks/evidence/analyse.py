@@ -21,7 +21,7 @@ from statistics import mean, median, stdev
 
 import torch
 from runner import HERE, MODELS, TABLE, Job
-from study import FIRST, HYBRID, QUARTER, SEEDS, SMALLEST, TRIALS, ablation_jobs, checked, length_jobs, loss, trials
+from study import FIRST, HYBRID, OWN, QUARTER, SEEDS, SMALLEST, TRIALS, ablation_jobs, checked, length_jobs, loss, trials
 
 import ngpt_core as ng
 from ngpt_core.train.corpus import embedded
@@ -112,7 +112,7 @@ def fights(rows: list[dict]) -> list[dict]:
     for model, batch, steps in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1] or 0, g[2])):
         mine = [r for r in finals if (r["model"], r["batch"]) == (model, batch)]
         sides = [_recipes(mine, side, steps, lengths) for side, lengths in (("gpt", 1), ("ngpt", 2))]
-        rounds += [(model, batch, steps, number, *runs) for number, runs in enumerate(zip(*sides))]
+        rounds += [(model, batch, steps, number, *runs) for number, runs in enumerate(zip(*sides), model in OWN)]
     for model, batch, steps, number, gpt_runs, same in rounds:
         gpt, full = ({r["seed"]: r for r in runs if r["steps"] == steps} for runs in (gpt_runs, same))
         recipes = {side: x[SEEDS[0]]["recipe"] for side, x in (("gpt", gpt), ("ngpt", full))}
