@@ -32,15 +32,15 @@ def unit(x: Tensor, dim: int = -1) -> Tensor:
     """Norm(x) = x / ||x||: the point of the sphere in the direction of x.
 
     A zero vector has no direction: it stays zero, and its gradient is passed through as it is, finite (x / max(||x||, eps)
-    would multiply that gradient by 1/eps). Written as a quotient of x and the root of the sum of squares: one reduction when
-    compiled, and a gradient that is finite for every vector whose squares are (rsqrt's overflows at a norm of 1e-13).
+    would multiply that gradient by 1/eps). Written with the root of the sum of squares, which compiles to one reduction; the
+    root and its reciprocal are two steps, because the gradient of rsqrt overflows in float32 at a norm of 1e-13.
 
     >>> unit(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
     """
     y = _wide(x)
     square = _dot(y, y, dim)
-    return (y / torch.where(square > 0, square, 1.0).sqrt()).to(x.dtype)
+    return (y * torch.where(square > 0, square, 1.0).sqrt().reciprocal()).to(x.dtype)
 
 
 def tangent(g: Tensor, w: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:

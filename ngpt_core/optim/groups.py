@@ -115,7 +115,7 @@ def normalize(group: dict, first: int = 0) -> None:
         w = sharding.local(p)
         rounding = torch.finfo(w.dtype).eps + 8 * torch.finfo(ww.dtype).eps  # of the coordinates, and of their sum
         off = (ww - 1).abs() > rounding
-        w.copy_(torch.where(off, w / ww.sqrt(), w))
+        w.copy_(torch.where(off, w * ww.sqrt().reciprocal(), w))
 
 
 def pack(group: dict) -> dict:
