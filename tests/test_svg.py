@@ -144,6 +144,17 @@ def test_text_and_axes_follow_the_page_and_tags_become_spans():
     assert not colors & {"#000", "#000000", "black", "#fff", "#ffffff", "white"}
 
 
+@pytest.mark.parametrize(("key", "word"), [("error_x", "H"), ("error_y", "V")])
+def test_an_interval_is_a_line_from_end_to_end(key, word):
+    error = {"array": [2.0, 1.0], "arrayminus": [1.0, 1.0], "color": "#7f8794"}
+    figure = go.Figure(go.Scatter(x=[3, 5], y=[4, 6], mode="markers", **{key: error}))
+    figure.update_xaxes(range=[0, 10]).update_yaxes(range=[0, 10])
+    bars = [e.get("d") for e in parsed(figure).iter(f"{SVG}path") if e.get("stroke") == "#7f8794"]
+    assert len(bars) == 2 and all(word in d for d in bars)
+    length = [abs(float(d.split(word)[1]) - float(d[1:].split(word)[0].split(",")[word == "V"])) for d in bars]
+    assert length[0] == pytest.approx(1.5 * length[1], rel=0.02)  # 3 units and 2
+
+
 def test_everything_that_a_chapter_may_draw_is_drawn_within_the_picture():
     steps = {"fill": "tozeroy", "line": {"shape": "hv", "dash": "dot"}, "name": "steps"}
     dots = {"mode": "markers+text", "text": ["a", "b"], "error_y": {"array": [0.1, 0.2]}, "name": "dots"}

@@ -95,6 +95,32 @@ def ratios_figure() -> go.Figure:
     return figure
 
 
+def sizes_figure() -> go.Figure:
+    """The token ratio over the number of active parameters, about 2.5 tokens for each; the seeds beside the mean."""
+    figure = go.Figure()
+    groups = {"hybrid, own numbers": ("hybrid", 1, NGPT, 1.0), "hybrid": ("hybrid", 0, COLORS["teal"], 0.95),
+              "dense": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
+    for name, (kind, number, color, aside) in groups.items():
+        mine = [f for f in FIGHTS.values() if f["model"].startswith(kind) and f["round"] == number]
+        mine = [f for f in mine if f["ratio"] and f["tokens_per_parameter"] < 4]
+        x = [f["active"] * aside for f in mine]  # side by side
+        each = [(a, r) for a, f in zip(x, mine) for r in f["seeds"]]
+        dots = {"size": 6, "color": color, "opacity": 0.45}
+        figure.add_scatter(
+            x=[a for a, _ in each], y=[r for _, r in each], mode="markers", marker=dots, showlegend=False, hoverinfo="skip"
+        )
+        figure.add_scatter(
+            x=x, y=[f["ratio"] for f in mine], mode="lines+markers", name=name, line={"color": color, "width": 2},
+            marker={"size": 10, "color": color}, error_y=_bars(mine, "ratio"),
+        )  # fmt: skip
+    for y in (1.0, 0.5):
+        figure.add_hline(y=y, line={"color": COLORS["grey"], "width": 1, "dash": "dot"})
+    ticks = {"tickvals": [2e5, 5e5, 1e6], "ticktext": ["0.2M", "0.5M", "1M"]}
+    figure.update_xaxes(title="active parameters", type="log", range=[5.2, 6.15], **ticks)
+    figure.update_yaxes(title="token ratio", range=[0.4, 1.4])
+    return figure
+
+
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def curves_figure(fight: str) -> go.Figure:
     """Training loss over tokens, three seeds a side; each point is the mean of one fortieth of the run."""

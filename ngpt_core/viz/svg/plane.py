@@ -137,10 +137,13 @@ class Plane:
         tint = stroke.get("color") or (look["color"] if isinstance(look.get("color"), str) else color)
         if "lines" in mode and stroke.get("width", 2) > 0:
             out.append(line(outline, tint, stroke.get("width", 2), stroke.get("dash", "solid"), share))
-        if (error := trace.get("error_y", {})).get("array") is not None:
-            up, down = np.asarray(error["array"]), np.asarray(error.get("arrayminus", error["array"]))
-            ends = zip(x, ay.at(raw_y - down), ay.at(raw_y + up))
-            out += [line(f"M{num(a)},{num(b)}V{num(c)}", tint, 1.5) for a, b, c in ends if np.isfinite(b + c)]
+        whiskers = ("error_x", ax, raw_x, y, "M{b},{a}H{c}"), ("error_y", ay, raw_y, x, "M{a},{b}V{c}")
+        for key, axis, raw, across, word in whiskers:
+            if (error := trace.get(key, {})).get("array") is not None:
+                up, down = np.asarray(error["array"]), np.asarray(error.get("arrayminus", error["array"]))
+                ends = [e for e in zip(across, axis.at(raw - down), axis.at(raw + up)) if np.isfinite(sum(e))]
+                shade, width = error.get("color", tint), error.get("thickness", 1.5)
+                out += [line(word.format(a=num(a), b=num(b), c=num(c)), shade, width) for a, b, c in ends]
         seen = np.isfinite(x) & np.isfinite(y)
         if "markers" in mode:
             looks = zip(x, y, each(look.get("size"), n, 6), tints(look, n, tint), each(look.get("symbol"), n, "circle"), seen)
