@@ -86,6 +86,24 @@ def test_both_sides_have_equal_trials_and_every_job_can_be_trained(evidence):
         recipe_numbers(TrainConfig(recipe=tuple(f"{k}={v}" for k, v in job.recipe.items())), config)
 
 
+def test_a_peak_rate_at_the_edge_of_those_tried_is_followed_beyond_it(evidence):
+    tried = {"gpt": [], "ngpt": []}
+
+    class Law:
+        def map(self, jobs):
+            rows = []
+            for job in jobs:
+                value = job.recipe.get("lr") or job.recipe["C"]
+                tried[job.side].append(value)
+                best = {"gpt": 0.0004, "ngpt": 0.5}[job.side]
+                rows.append({"recipe": job.recipe, "val_loss": abs(math.log(value / best))})
+            return rows
+
+    found = evidence[1].checked(Law(), "dense-0.5M", 10, {"gpt": {"lr": 0.002, "betas": "0.9,0.99"}, "ngpt": {"C": 0.24}})
+    assert found == {"gpt": {"lr": 0.0005, "betas": "0.9,0.99"}, "ngpt": {"C": 0.48}}
+    assert tried == {"gpt": [0.001, 0.002, 0.004, 0.0005, 0.00025], "ngpt": [0.12, 0.24, 0.48, 0.96]}
+
+
 def test_a_finished_job_is_read_from_the_table_and_a_new_one_is_trained_once(evidence, tmp_path, monkeypatch):
     runner = evidence[0]
     monkeypatch.setattr(runner, "TABLE", tmp_path / "runs.jsonl")

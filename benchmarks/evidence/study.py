@@ -8,8 +8,8 @@
                 token ratio comes (an annealed run cannot be read off in the middle); at a quarter of the length, and at the
                 whole length with the best of three peak rates (seed 0)
     hybrids, halves, ones
-                the other sizes at a quarter of the length, with the best of three peak rates (seed 0); the largest hybrid
-                starts from what "moments" found
+                the other sizes at a quarter of the length, with the best of three peak rates, or of more if that is at
+                their edge (seed 0); the largest hybrid starts from what "moments" found
     moments     the hybrids again at a quarter of the length, with first moments and warmups of their own (seed 0, equal trials)
     ablations   the smallest hybrid with one thing changed, a quarter of the length, three seeds
     length      the smallest hybrid in runs of other lengths, one number changed at a time, on one seed (hybrids' seeds agree)
@@ -93,17 +93,21 @@ def fight(model: str, steps: int, best: dict[str, dict], shares=SHARES, seeds=SE
 
 
 def checked(lab: Lab, model: str, steps: int, best: dict[str, dict] | None = None) -> dict[str, dict]:
-    """``best`` (the tuned settings) with the best of three peak rates, on seed 0 and at this length."""
-    best, found = best or tuned(lab), {}
-    jobs = {
-        (side, factor): Job(model, side, steps, 0, {**best[side], rate: round(best[side][rate] * factor, 6)})
-        for side, rate in (("gpt", "lr"), ("ngpt", "C"))
-        for factor in (0.5, 1.0, 2.0)
-    }
-    rows = dict(zip(jobs, lab.map(jobs.values())))
-    for side in best:
-        found[side] = min((row for (s, _), row in rows.items() if s == side), key=loss)["recipe"]
-    return found
+    """``best`` (the tuned settings) with the best of three peak rates, on seed 0 and at this length. If that is the lowest or
+    the highest of them, the next one beyond is tried too, until the best has a neighbour on each side."""
+    best = best or tuned(lab)
+
+    def peak(side: str) -> dict:
+        rate, rows = {"gpt": "lr", "ngpt": "C"}[side], []
+        ahead = [round(best[side][rate] * factor, 6) for factor in (0.5, 1.0, 2.0)]
+        while ahead and (new := lab.map(Job(model, side, steps, 0, {**best[side], rate: value}) for value in ahead)):
+            rows += new
+            tried, found = sorted(row["recipe"][rate] for row in rows), min(rows, key=loss)["recipe"]
+            ahead = [round(found[rate] * factor, 6) for end, factor in ((0, 0.5), (-1, 2.0)) if found[rate] == tried[end]]
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(best, pool.map(peak, best)))
 
 
 def finals(lab: Lab) -> None:
