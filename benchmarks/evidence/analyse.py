@@ -171,7 +171,7 @@ def blocks(rows: list[dict]) -> list[dict]:
     known, by_name = {r["name"]: r for r in rows}, {}
     for found in map(json.loads, BLOCKS.read_text().splitlines()):
         by_name[found.pop("name")] = found
-    keys = ("side", "seed", "steps", "val_loss")
+    keys = ("model", "side", "seed", "steps", "val_loss")
     return [{**{k: known[name][k] for k in keys}, **found} for name, found in by_name.items()]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from analyse import read
 from runner import HERE, LENGTH
-from study import QUARTER, SEEDS, SMALLEST, STEPS
+from study import SEEDS, STEPS
 from torch import nn
 
 import ngpt_core as ng
@@ -25,7 +25,7 @@ from ngpt_core.train.loss import evaluate
 from ngpt_core.train.world import World
 
 TABLE = HERE / "results" / "blocks.jsonl"
-WINDOWS, LENGTHS = 400, (QUARTER, STEPS[SMALLEST])
+WINDOWS = 400
 
 
 def loss(model: nn.Module) -> float:
@@ -46,7 +46,7 @@ def without(model: nn.Module, block: Residual) -> float:
 
 def s_qk(model: nn.Module) -> list[float]:
     mixers = [block.mixer for block in model.blocks if isinstance(block.mixer, Attention)]
-    return [round(float(mixer.s_qk().abs().max()), 2) for mixer in mixers if mixer.s_qk is not None]
+    return [round(float(mixer.s_qk().detach().abs().max()), 2) for mixer in mixers if mixer.s_qk is not None]
 
 
 def main() -> None:
@@ -57,7 +57,9 @@ def main() -> None:
     done = {json.loads(line)["name"] for line in TABLE.read_text().splitlines()} if TABLE.exists() else set()
     for row in read():
         export = folder / row["name"] / "export"
-        wanted = (row["model"], row["batch"]) == (SMALLEST, None) and row["seed"] in SEEDS and row["steps"] in LENGTHS
+        whole = STEPS[row["model"]]
+        wanted = row["model"].startswith("dense") and row["batch"] is None and row["seed"] in SEEDS
+        wanted = wanted and row["steps"] in (whole // 4, whole)
         if not wanted or row["name"] in done or not export.exists():
             continue
         model = ng.load(export).eval()

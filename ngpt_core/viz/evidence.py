@@ -198,7 +198,7 @@ def ablations_figure() -> go.Figure:
 def blocks(seed: str, tokens: str) -> dict:
     """What each block is worth: by how much the held-out loss rises when it is left out."""
     steps = {f"{f['tokens'] / 1e6:.1f}M": f["steps"] for f in FIGHTS.values() if f["model"] == DENSE}[tokens]
-    found = {b["side"]: b for b in DATA["blocks"] if (b["seed"], b["steps"]) == (int(seed), steps)}
+    found = {b["side"]: b for b in DATA["blocks"] if (b["model"], b["seed"], b["steps"]) == (DENSE, int(seed), steps)}
     return {
         "gpt": np.array(found["gpt"]["costs"]), "ngpt": np.array(found["ngpt"]["costs"]),
         "gpt_loss": found["gpt"]["val_loss"], "ngpt_loss": found["ngpt"]["val_loss"],
