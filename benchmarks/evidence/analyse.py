@@ -21,7 +21,7 @@ from statistics import mean, median, stdev
 
 import torch
 from runner import HERE, MODELS, TABLE, Job
-from study import FIRST, HYBRID, OWN, QUARTER, SEEDS, SMALLEST, TRIALS, ablation_jobs, checked, length_jobs, loss, trials
+from study import FIRST, HYBRID, QUARTER, SEEDS, SMALLEST, TRIALS, ablation_jobs, checked, length_jobs, loss, trials
 
 import ngpt_core as ng
 from ngpt_core.train.corpus import embedded
@@ -101,23 +101,25 @@ def _recipes(rows: list[dict], side: str, steps: int, lengths: int) -> list[list
     return found
 
 
-def fights(rows: list[dict]) -> list[dict]:
-    """Every (model, batch, GPT's steps) that was trained on all seeds by both sides; "round" 1 is with numbers of its own.
+def fights(rows: list[dict], betas: str) -> list[dict]:
+    """Every (model, batch, GPT's steps) that was trained on all seeds by both sides. "round" 1: a hybrid with numbers of its own,
+    that is, with other betas of nGPT than those that were tuned on the dense model (``betas``).
 
-    A round is a recipe of GPT and one of nGPT, in the order in which they were trained; one that only one side has finished is
-    left out. An ablation, which has one length, is no recipe of nGPT.
+    Recipes of GPT and of nGPT are paired in the order in which they were trained; one that only one side has finished is left
+    out. An ablation, which has one length, is no recipe of nGPT.
     """
     found, rounds, finals = [], [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
     groups = {(r["model"], r["batch"], r["steps"]) for r in finals if r["side"] == "gpt"}
     for model, batch, steps in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1] or 0, g[2])):
         mine = [r for r in finals if (r["model"], r["batch"]) == (model, batch)]
         sides = [_recipes(mine, side, steps, lengths) for side, lengths in (("gpt", 1), ("ngpt", 2))]
-        rounds += [(model, batch, steps, number, *runs) for number, runs in enumerate(zip(*sides), model in OWN)]
-    for model, batch, steps, number, gpt_runs, same in rounds:
+        rounds += [(model, batch, steps, *runs) for runs in zip(*sides)]
+    for model, batch, steps, gpt_runs, same in rounds:
         gpt, full = ({r["seed"]: r for r in runs if r["steps"] == steps} for runs in (gpt_runs, same))
         recipes = {side: x[SEEDS[0]]["recipe"] for side, x in (("gpt", gpt), ("ngpt", full))}
         by_seed = {s: {r["tokens"]: r["val_loss"] for r in same if r["seed"] == s} for s in SEEDS}
         tokens = gpt[SEEDS[0]]["tokens"]
+        number = int(model.startswith("hybrid") and recipes["ngpt"]["betas"] != betas)
         fields = dict(MODELS[model][0])
         active = ng.presets.count_parameters(ng.preset(fields.pop("preset"), **fields)).active
         shared = sorted(set.intersection(*(set(x) for x in by_seed.values())))
@@ -184,8 +186,8 @@ def main() -> None:
             "corpus": embedded().checksum, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
             "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
-        "tuning": tuned, "fights": fights(rows), "lengths": lengths(rows, length_jobs(best), best), "hybrid": best,
-        "own": own_trials(rows), "blocks": blocks(rows),
+        "tuning": tuned, "fights": fights(rows, tuned["ngpt"]["best"]["betas"]), "hybrid": best,
+        "lengths": lengths(rows, length_jobs(best), best), "own": own_trials(rows), "blocks": blocks(rows),
         "ablations": {kind: ablations(rows, jobs) for kind, jobs in pieces.items()},
     }  # fmt: skip
     OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -13,7 +13,8 @@
     moments     the hybrids again at a quarter of the length, with first moments and warmups of their own (seed 0, equal trials)
     ablations   the smallest hybrid with one thing changed, a quarter of the length, three seeds
     length      the smallest hybrid in runs of other lengths, one number changed at a time, on one seed (hybrids' seeds agree)
-    budgets     the other sizes at the whole length
+    budgets     a second budget: the smallest hybrid at the whole length, the other sizes at half of it, each with the best
+                peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
 The rows with "batch": 8 are an earlier study of the smallest size, 1,024 tokens in a batch (FIRST are its tuned numbers).
@@ -37,7 +38,7 @@ QUARTER = STEPS[SMALLEST] // 4
 LENGTHS = (250, 500, 1000, 2000)
 LENGTH_BETAS = ("0.6", "0.8", "0.95"), ("0.95", "0.975")
 SHORT_BETA = "0.6"
-OWN = ("hybrid-1M",)  # trained with the hybrids' own numbers alone
+BUDGETS = {"hybrid-0.5M": 0.5, "dense-0.5M": 0.5, HYBRID: 1.0, "hybrid-1M": 0.5, "dense-1M": 0.5}  # share of STEPS
 MOMENTS = ("0.4,0.99", "0.6,0.99", "0.8,0.99", "0.95,0.99")  # 0.9 is the dense model's
 FIRST = {"gpt": {"lr": 0.001, "betas": "0.8,0.99", "clip_norm": "none"}, "ngpt": {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}}
 
@@ -115,14 +116,14 @@ def finals(lab: Lab) -> None:
     lab.map([*fight(SMALLEST, QUARTER, tuned(lab)), *fight(SMALLEST, whole, checked(lab, SMALLEST, whole))])
 
 
-def _fights(lab: Lab, share: float, *models: str) -> None:
+def _fights(lab: Lab, *models: str) -> None:
     for model in models:
         quarter = STEPS[model] // 4
-        lab.map(fight(model, round(share * STEPS[model]), checked(lab, model, quarter)))
+        lab.map(fight(model, quarter, checked(lab, model, quarter)))
 
 
 def hybrids(lab: Lab) -> None:
-    _fights(lab, 0.25, HYBRID)
+    _fights(lab, HYBRID)
 
 
 def retuned(lab: Lab) -> dict[str, dict]:
@@ -144,18 +145,22 @@ def moments(lab: Lab) -> None:
 
 
 def halves(lab: Lab) -> None:
-    _fights(lab, 0.25, "hybrid-0.5M", "dense-0.5M")
+    _fights(lab, "hybrid-0.5M", "dense-0.5M")
 
 
 def ones(lab: Lab) -> None:
     for model in ("hybrid-1M", "dense-1M"):
         quarter = STEPS[model] // 4
-        best = retuned(lab) if model in OWN else tuned(lab)
+        best = retuned(lab) if model.startswith("hybrid") else tuned(lab)
         lab.map(fight(model, quarter, checked(lab, model, quarter, best)))
 
 
 def budgets(lab: Lab) -> None:
-    _fights(lab, 1.0, HYBRID, "hybrid-0.5M", "dense-0.5M", "hybrid-1M", "dense-1M")
+    lab.map(fight(HYBRID, STEPS[HYBRID], checked(lab, HYBRID, QUARTER)))
+    for model, share in BUDGETS.items():
+        start = retuned(lab) if model.startswith("hybrid") else checked(lab, model, STEPS[model] // 4)
+        steps = round(share * STEPS[model])
+        lab.map(fight(model, steps, checked(lab, model, steps, start)))
 
 
 def length_jobs(best: dict) -> list[Job]:

@@ -96,22 +96,23 @@ def ratios_figure() -> go.Figure:
 
 
 def sizes_figure() -> go.Figure:
-    """The token ratio over the number of active parameters, about 2.5 tokens for each; the seeds beside the mean."""
+    """The token ratio over the number of active parameters, about 2.5 tokens for each; the seeds beside the mean. Where a seed is
+    not reached there are only the others."""
     figure = go.Figure()
     groups = {"hybrid, own numbers": ("hybrid", 1, NGPT, 1.0), "hybrid": ("hybrid", 0, COLORS["teal"], 0.95),
               "dense": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
     for name, (kind, number, color, aside) in groups.items():
         mine = [f for f in FIGHTS.values() if f["model"].startswith(kind) and f["round"] == number]
-        mine = [f for f in mine if f["ratio"] and f["tokens_per_parameter"] < 4]
-        x = [f["active"] * aside for f in mine]  # side by side
-        each = [(a, r) for a, f in zip(x, mine) for r in f["seeds"]]
+        mine = [f for f in mine if f["tokens_per_parameter"] < 4]
+        each = [(f["active"] * aside, r) for f in mine for r in f["seeds"] if r]  # the groups side by side
+        mine = [f for f in mine if f["ratio"]]
         dots = {"size": 6, "color": color, "opacity": 0.45}
         figure.add_scatter(
             x=[a for a, _ in each], y=[r for _, r in each], mode="markers", marker=dots, showlegend=False, hoverinfo="skip"
         )
         figure.add_scatter(
-            x=x, y=[f["ratio"] for f in mine], mode="lines+markers", name=name, line={"color": color, "width": 2},
-            marker={"size": 10, "color": color}, error_y=_bars(mine, "ratio"),
+            x=[f["active"] * aside for f in mine], y=[f["ratio"] for f in mine], mode="lines+markers", name=name,
+            line={"color": color, "width": 2}, marker={"size": 10, "color": color}, error_y=_bars(mine, "ratio"),
         )  # fmt: skip
     for y in (1.0, 0.5):
         figure.add_hline(y=y, line={"color": COLORS["grey"], "width": 1, "dash": "dot"})
