@@ -102,8 +102,8 @@ def _recipes(rows: list[dict], side: str, steps: int, lengths: int) -> list[list
 
 
 def fights(rows: list[dict], betas: str) -> list[dict]:
-    """Every (model, batch, GPT's steps) that was trained on all seeds by both sides. "round" 1: a hybrid with numbers of its own,
-    that is, with other betas of nGPT than those that were tuned on the dense model (``betas``).
+    """Every (model, batch, GPT's steps) that was trained on all seeds by both sides. "round" 1: a hybrid with numbers of its
+    own, that is, with other betas of nGPT than those that were tuned on the dense model (``betas``).
 
     Recipes of GPT and of nGPT are paired in the order in which they were trained; one that only one side has finished is left
     out. An ablation, which has one length, is no recipe of nGPT.

@@ -96,8 +96,8 @@ def ratios_figure() -> go.Figure:
 
 
 def sizes_figure() -> go.Figure:
-    """The token ratio over the number of active parameters, about 2.5 tokens for each; the seeds beside the mean. Where a seed is
-    not reached there are only the others."""
+    """The token ratio over the number of active parameters, about 2.5 tokens for each; the seeds beside the mean. Where a seed
+    is not reached there are only the others."""
     figure = go.Figure()
     groups = {"hybrid, own numbers": ("hybrid", 1, NGPT, 1.0), "hybrid": ("hybrid", 0, COLORS["teal"], 0.95),
               "dense": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
