@@ -272,6 +272,10 @@ def test_a_dot_reaches_into_the_parts_of_the_recipe():
         ("smgc.R=0.5", ">= 1"),
         ("nothing=1", "NAME of C"),
         ("nonfinite=skip", "stops before the update"),
+        ("C=abc", "want a number; got 'abc'"),
+        ("betas=0.9,x", "want two numbers with a comma"),
+        ("tangent=1", "want true or false"),
+        ("smgc.start=1.5", "want a whole number"),
     ):
         with pytest.raises(ValueError, match=rule):
             recipe_numbers(TrainConfig(recipe=(recipe,)), model_config({}))

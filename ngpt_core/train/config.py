@@ -299,11 +299,18 @@ def _number(text: str, kind: object) -> object:
     """A value of the recipe from text: none, true, false, a name, a number, or two numbers with a comma."""
     if text.lower() in ("none", "true", "false"):
         return {"none": None, "true": True, "false": False}[text.lower()]
-    if typing.get_origin(kind) is tuple:
-        return tuple(float(x) for x in text.split(","))
-    if kind is int:
-        return int(text)
-    return text if str in (kind, *typing.get_args(kind)) else float(text)
+    if str in (kind, *typing.get_args(kind)):
+        return text
+    shape = typing.get_origin(kind) or kind
+    try:
+        if shape is tuple:
+            return tuple(map(float, text.split(",")))
+        if shape is not bool:
+            return int(text) if shape is int else float(text)
+    except ValueError:
+        pass
+    want = {bool: "true or false", int: "a whole number", tuple: "two numbers with a comma"}.get(shape, "a number")
+    raise ValueError(f"want {want}; got {text!r}.")
 
 
 def run_defaults(model: ModelConfig) -> dict[str, object]:
