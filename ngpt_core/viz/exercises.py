@@ -24,7 +24,7 @@ def check(yours: Callable, truth: Callable, *cases: tuple, tolerance: float = 1e
             print(f"{name}: it raised {type(error).__name__}: {error}")
             return False
         if got is None or got is ...:
-            print(f"{name}: it returns nothing yet. Replace the dots by your code and run the cell again.")
+            print(f"{name}: it returns nothing yet.\nReplace the dots by your code, and run the cell again.")
             return False
         got = torch.as_tensor(got, dtype=torch.float64)
         if got.shape != expected.shape:

@@ -166,7 +166,8 @@
         const kept = Object.fromEntries(Object.entries(trace).filter(([key]) => KEPT.includes(key)));
         const colors = trace.colorscale || layout.template.layout.colorscale.sequential;
         const net = { mode: "lines", line: { width: 1, color: colors.at(-1)[1] } };
-        const strokes = { line: { ...kept.line, width: 0.55 * (kept.line?.width ?? 2) } };  // 3-D widths are finer than pixels
+        const line = { ...kept.line, width: 0.55 * (kept.line?.width ?? 2) };  // 3-D widths are finer than pixels,
+        const strokes = { line, marker: { ...kept.marker, size: 1.5 * (kept.marker?.size ?? 4) } };  // and its dots larger
         flat.data[i] = { ...kept, ...(trace.type === "surface" ? net : strokes), ...xy, ...axes, type: "scatter" };
       });
       const axis = (c) => ({ visible: false, range: [-0.4, 0.4], domain: scene.domain?.[c] || [0, 1], fixedrange: true });

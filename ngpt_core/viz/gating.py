@@ -6,7 +6,7 @@ import torch
 from plotly.subplots import make_subplots
 
 from ..optim.algorithm import adaptive, gate, gated
-from .theme import COLORS
+from .theme import COLORS, powers
 
 SCALES = np.geomspace(1e-16, 1e-2, 141)  # sqrt(v_hat)
 
@@ -17,11 +17,6 @@ def _curve(color: str, dash: str = "solid") -> dict:
 
 def _thin(color: str) -> dict:
     return {"mode": "lines", "line": {"color": COLORS[color], "width": 1.3, "dash": "dot"}}
-
-
-def powers(*exponents: int) -> dict:
-    """Ticks of a logarithmic axis. Its range must end past the last: a label that the edge would cut is not shown."""
-    return {"tickvals": [10.0**p for p in exponents], "ticktext": [f"10<sup>{p}</sup>" for p in exponents]}
 
 
 # ---- the gate --------------------------------------------------------------------------------------------------------
@@ -51,7 +46,7 @@ def gate_curves_figure(v: dict) -> go.Figure:
     figure.update_xaxes(type="log", range=[-16.1, -1.6], **powers(-16, -14, -12, -10, -8, -6, -4, -2))
     figure.update_xaxes(title="√v̂, the scale of a coordinate's gradient", row=2, col=1)
     figure.update_yaxes(title="gate γ", range=[0, 1.03], row=1, col=1)
-    figure.update_yaxes(title="step / lr", type="log", range=[-6, 0.2], exponentformat="power", dtick=2, row=2, col=1)
+    figure.update_yaxes(title="step / lr", type="log", range=[-6.2, 0.3], **powers(-6, -4, -2, 0), row=2, col=1)
     figure.update_layout(height=520)
     return figure
 
@@ -115,6 +110,6 @@ def histogram_figure(edges: list[float], runs: dict[str, list[int]]) -> go.Figur
     for x in (1e-14, 1e-8):
         figure.add_scatter(x=[x, x], y=[0, 1.03], showlegend=x == 1e-8, **marks, secondary_y=True)
     figure.update_xaxes(type="log", title="√v̂", range=[-15, -1], **powers(-14, -11, -8, -5, -2))
-    figure.update_yaxes(type="log", title="coordinates", exponentformat="power", dtick=1, range=[0, 5.2], secondary_y=False)
+    figure.update_yaxes(type="log", title="coordinates", range=[-0.1, 5.2], **powers(*range(6)), secondary_y=False)
     figure.update_yaxes(title="gate γ", range=[0, 1.03], tickvals=[0, 0.25, 0.5, 0.75, 1], showgrid=False, secondary_y=True)
     return figure

@@ -8,17 +8,16 @@ import torch
 
 from .. import sphere
 from ..optim.schedule import log_decay
-from .gating import powers
 from .hypersphere import add_points, globe, place
-from .theme import COLORS
+from .theme import COLORS, powers
 
 # ---- one step: projection, cap, Norm ---------------------------------------------------------------------------------
 
 
 def one_update(radial: float, size: float, cap: float) -> dict:
     """A displacement of length ``size`` that leaves the tangent plane at w by ``radial`` degrees; a cap in degrees."""
-    w = place(25, 25)
-    sideways = sphere.unit(sphere.tangent(place(75, 35), w))
+    w = place(-45, 62)  # seen from the side: out of the sphere is up, the step goes to the right
+    sideways = sphere.unit(sphere.tangent(place(136, 27), w))
     tilt = math.radians(radial)
     raw = size * (math.cos(tilt) * sideways + math.sin(tilt) * w)
     delta = sphere.tangent(raw, w)  # app. B
@@ -30,6 +29,7 @@ def one_update(radial: float, size: float, cap: float) -> dict:
     turn = [math.degrees(sphere.angle(w, d)) for d in (raw, delta, new - w)]
     return {
         "w": w[None],
+        "row": torch.stack([torch.zeros_like(w), w]),
         "raw": torch.stack([w, w + raw]),
         "delta": torch.stack([w, w + delta]),
         "circle": circle,
@@ -43,6 +43,9 @@ def one_update(radial: float, size: float, cap: float) -> dict:
 
 def one_update_figure(v: dict) -> go.Figure:
     figure = globe()
+    wide = {f"{axis}axis_range": [-1.7, 1.7] for axis in "xyz"}  # a line is cut where the box ends: steps leave the sphere
+    figure.update_scenes(camera_eye={"x": 0.98, "y": 0.65, "z": 0.49}, **wide)
+    add_points(figure, v["row"], "w before", "blue", mode="lines", width=4, showlegend=False)
     add_points(figure, v["circle"], "the cap", "magenta", mode="lines", width=4)
     add_points(figure, v["raw"], "unprojected step", "red", mode="lines", width=4)
     add_points(figure, v["delta"], "tangent step", "teal", mode="lines", width=6)
@@ -104,7 +107,7 @@ def cap_figure(free: list[float], capped: list[float], limit: list[float]) -> go
         (limit, "the cap", "magenta", "dash"),
     ):
         figure.add_scatter(x=steps, y=y, name=name, mode="lines", line={"color": COLORS[color], "width": 2.5, "dash": dash})
-    figure.update_xaxes(title="step")
+    figure.update_xaxes(title="step", range=[0, 1.03 * len(free)], tickvals=np.linspace(0, len(free), 4))
     figure.update_yaxes(title="largest angle, degrees", type="log", tickvals=[0.01, 0.1, 1, 10])
     return figure
 
@@ -119,7 +122,7 @@ def projection_figure(rates: list[float], runs: dict[str, list[float]]) -> go.Fi
         star = {"color": COLORS[color], "size": 15, "symbol": "star"}
         figure.add_scatter(x=[rates[best]], y=[errors[best]], mode="markers", marker=star, showlegend=False, hoverinfo="skip")
     figure.update_xaxes(title="C, peak rate × √d", type="log", tickvals=rates)
-    figure.update_yaxes(title="final error, degrees", type="log", tickvals=[4, 5, 6, 7, 8, 10, 15, 20])
+    figure.update_yaxes(title="final error, degrees", type="log", tickvals=[4, 5, 6, 7, 8, 10, 12, 15, 20])
     return figure
 
 
@@ -152,11 +155,13 @@ def angle_errors(d: int) -> dict:
     def error(angle: torch.Tensor) -> np.ndarray:
         return ((angle.double() - truth) / truth).abs().median(0).values.clamp(1e-9, 1e2).numpy()
 
-    return {
+    found = {
         "acos": error(by_acos(w, delta)),
         "candidate": error(by_candidate(w, delta)),
         "displacement": error(sphere.angle(w, delta)),
     }
+    small = int(abs(ANGLES / 1e-6 - 1).argmin())
+    return found | {f"{name}_small": values[small] for name, values in found.items()}
 
 
 def angle_errors_figure(v: dict) -> go.Figure:

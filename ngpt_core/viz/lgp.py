@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from ..nn.head import backward_scale
 from ..optim.schedule import log_decay
-from .theme import COLORS
+from .theme import COLORS, powers
 
 
 def _line(color: str, dash: str = "solid") -> dict:
@@ -51,8 +51,8 @@ def backward_scales(q: float, spread: float, mean: float) -> dict:
 def backward_scales_figure(v: dict) -> go.Figure:
     figure = go.Figure()
     figure.add_scatter(x=v["s_z"], y=v["ordinary"], name="ordinary, b = s<sub>z</sub>", **_line("grey", "dash"))
-    figure.add_scatter(x=v["s_z"], y=v["ratio"], name="(s/mean)<sup>q</sup>", **_line("blue"))
-    figure.add_scatter(x=v["s_z"], y=v["power"], name="s<sup>q</sup>/mean(s<sup>q</sup>)", **_line("gold", "dot"))
+    figure.add_scatter(x=v["s_z"], y=v["ratio"], name="ratio, (s/mean)<sup>q</sup>", **_line("blue"))
+    figure.add_scatter(x=v["s_z"], y=v["power"], name="power, s<sup>q</sup>/mean(s<sup>q</sup>)", **_line("gold", "dot"))
     figure.add_scatter(x=v["middle"], y=[0.01, 1000], name="mean(s<sub>z</sub>)", **_line("magenta", "dash"))
     half = v["s_z"].shape[0] // 2
     for name, color in (("ordinary", "grey"), ("ratio", "blue"), ("power", "gold")):  # the median token: seen at spread 0 too
@@ -60,8 +60,8 @@ def backward_scales_figure(v: dict) -> go.Figure:
         figure.add_scatter(
             x=v["s_z"][half : half + 1], y=v[name][half : half + 1], mode="markers", marker=dot, showlegend=False
         )
-    figure.update_xaxes(title="a token's logit scale", type="log", range=[-1, 2.7], exponentformat="power", dtick=1)
-    figure.update_yaxes(title="multiplier of its gradient", type="log", range=[-2, 2.7], exponentformat="power", dtick=1)
+    figure.update_xaxes(title="a token's logit scale", type="log", range=[-1.05, 2.7], **powers(-1, 0, 1, 2))
+    figure.update_yaxes(title="multiplier of its gradient", type="log", range=[-2.1, 2.7], **powers(-2, -1, 0, 1, 2))
     return figure
 
 
@@ -100,9 +100,9 @@ def hidden_multiplier_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=t, y=v["lgp"], name="with LGP", **_line("blue"), row=1, col=1)
     figure.add_scatter(x=PROGRESS, y=v["product"], showlegend=False, **_line("red"), row=2, col=1)
     figure.add_scatter(x=PROGRESS, y=v["eta"], showlegend=False, **_line("blue"), row=2, col=1)
-    figure.update_xaxes(title="step t", type="log", exponentformat="power", dtick=1, row=1, col=1)
+    figure.update_xaxes(title="step t", type="log", range=[2.97, 6.08], **powers(3, 4, 5, 6), row=1, col=1)
     figure.update_xaxes(title="share of training done, r", range=[0, 1], row=2, col=1)
-    figure.update_yaxes(title="mean factor", range=[0, 80], row=1, col=1)
+    figure.update_yaxes(title="mean factor", range=[-3, 80], row=1, col=1)
     figure.update_yaxes(title="product / its peak", range=[0, 1.05], row=2, col=1)
     figure.update_layout(height=520)
     return figure
@@ -127,14 +127,15 @@ def small_runs() -> dict[str, dict]:
 def run_figure(runs: dict[str, dict], start: float) -> go.Figure:
     """Mean of s_z over the bytes that occurred, against the step on a logarithmic axis, and the fits from ``start`` on."""
     figure = go.Figure()
-    for (name, run), color, other in zip(runs.items(), ("blue", "teal"), ("magenta", "gold"), strict=True):
+    for (name, run), color in zip(runs.items(), ("blue", "magenta"), strict=True):
         a, b, _ = log_fit(run["step"], run["seen"], start)
         t = np.geomspace(start, run["step"][-1], 30)
         figure.add_scatter(x=run["step"], y=run["seen"], name=name, **_line(color))
-        figure.add_scatter(x=t, y=a + b * np.log(t), name=f"{a:.1f} + {b:.1f} ln t".replace("-", "−"), **_line(other, "dash"))
+        line = _line(color, "dash") | {"opacity": 0.6}
+        figure.add_scatter(x=t, y=a + b * np.log(t), name=f"{name}, fit", showlegend=False, **line)
     first = runs["log decay"]
     figure.add_scatter(x=first["step"], y=first["mean"], name="log decay, all bytes", **_line("grey", "dot"))
-    figure.update_xaxes(title="step t", type="log", exponentformat="power", dtick=1, range=[0, 3.05])
+    figure.update_xaxes(title="step t", type="log", range=[0, 3.08], **powers(0, 1, 2, 3))
     figure.update_yaxes(title="mean of s<sub>z</sub>", rangemode="tozero")
     return figure
 
@@ -145,6 +146,6 @@ def gradient_figure(run: dict) -> go.Figure:
     g, mean = np.array(run["gradient"]), np.array(run["mean"])
     figure.add_scatter(x=run["step"], y=g * mean, name="ordinary", **_line("red"))
     figure.add_scatter(x=run["step"], y=g, name="with LGP", **_line("blue"))
-    figure.update_xaxes(title="step t")
+    figure.update_xaxes(title="step t", range=[-10, 1040], tickvals=[0, 200, 400, 600, 800, 1000])
     figure.update_yaxes(title="norm of the gradient", type="log", tickvals=[0.02, 0.05, 0.1, 0.2, 0.5, 1])
     return figure

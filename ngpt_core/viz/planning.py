@@ -20,7 +20,7 @@ from plotly.subplots import make_subplots
 from ..presets import preset
 from ..train.config import TrainConfig, run_defaults
 from ..train.plan import GIB, GPUS, RESERVE, Memory, memory
-from .theme import COLORS
+from .theme import COLORS, powers
 from .training import PART_COLORS, PARTS, ROOM, work
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
@@ -85,7 +85,7 @@ def scaling_out_figure(v: dict) -> go.Figure:
     figure.add_bar(x=TICKS, y=v["bill"], name="GPU hours, those of 8 being 1", marker_color=COLORS["teal"], row=2, col=1)
     figure.update_xaxes(type="category")
     figure.update_xaxes(title="GPUs", row=2, col=1)
-    figure.update_yaxes(title="days", type="log", dtick=1, range=[-2.3, 3.5], exponentformat="power", row=1, col=1)
+    figure.update_yaxes(title="days", type="log", range=[-2.3, 3.5], **powers(*range(-2, 4)), row=1, col=1)
     figure.update_yaxes(title="GPU hours, relative", range=[0, 4], row=2, col=1)
     return figure.update_layout(height=480)
 
@@ -144,6 +144,6 @@ def saving_figure(v: dict) -> go.Figure:
         figure.add_scatter(x=MINUTES, y=v[key], name=name, mode="lines", line=line)
     marker = {"color": COLORS["blue"], "size": 11}
     figure.add_scatter(x=v["best_x"], y=v["best_y"], name="best", mode="markers", marker=marker)
-    figure.update_xaxes(title="minutes between saves", type="log", dtick=1, range=[0, math.log10(1440)], exponentformat="power")
-    figure.update_yaxes(title="% of the time", type="log", dtick=1, range=[-2, 2], exponentformat="power")
+    figure.update_xaxes(title="minutes between saves", type="log", range=[0, math.log10(1440)], **powers(*range(4)))
+    figure.update_yaxes(title="% of the time", type="log", range=[-2.1, 2.1], **powers(*range(-2, 3)))
     return figure

@@ -15,7 +15,7 @@ from .. import sphere
 from ..nn.model import LanguageModel
 from ..nn.scale import Scale
 from ..optim.gated_adamw import GatedAdamW
-from .theme import COLORS
+from .theme import COLORS, powers
 
 
 def _line(color: str, dash: str = "solid") -> dict:
@@ -44,7 +44,8 @@ def scales_figure() -> go.Figure:
         )  # fmt: skip
 
     def write(x: float, y: float, text: str, color: str = "") -> None:
-        font = {"size": 17, "color": COLORS[color]} if color else {"size": 14}
+        font = {"size": 19, "color": COLORS[color]} if color else {"size": 14}
+        text = f"<b>{text}</b>" if color else text
         figure.add_annotation(x=x, y=y, text=text, font=font, showarrow=False, xref="x", yref="y")
 
     figure.add_scatter(x=[LEFT, LEFT], y=[9.9, 1.5], hoverinfo="skip", **_line("blue"))
@@ -74,7 +75,7 @@ def scales_figure() -> go.Figure:
 # ---- attention weights -----------------------------------------------------------------------------------------------
 
 KEYS = 64
-SOFTMAX = {"1/√d_k": lambda d_k: d_k**-0.5, "1": lambda d_k: 1.0, "√d_k": lambda d_k: d_k**0.5, "d_k": float}
+SOFTMAX = {"1/√dₖ": lambda d_k: d_k**-0.5, "1": lambda d_k: 1.0, "√dₖ": lambda d_k: d_k**0.5, "dₖ": float}
 
 
 def normalized_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s_qk: torch.Tensor) -> torch.Tensor:
@@ -104,7 +105,7 @@ def attention_weights_figure(v: dict) -> go.Figure:
     figure.add_bar(x=place, y=v["weights"], marker_color=[COLORS["blue"]] + [COLORS["grey"]] * (KEYS - 1), showlegend=False)
     figure.add_scatter(x=[-0.5, KEYS - 0.5], y=[1 / KEYS] * 2, name="all equal", **_line("magenta", "dash"))
     figure.update_xaxes(title="keys: the match, then the others by weight", range=[-1, KEYS])
-    figure.update_yaxes(title="attention weight", type="log", range=[-4, 0.05], exponentformat="power", dtick=1)
+    figure.update_yaxes(title="attention weight", type="log", range=[-4.1, 0.15], **powers(-4, -3, -2, -1, 0))
     return figure
 
 
@@ -141,7 +142,7 @@ def activation_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=SIGMAS, y=v["line"], name="best straight line", **_line("grey", "dash"))
     figure.add_scatter(x=SIGMAS, y=v["curve"], name="activation", **_line("blue"))
     figure.update_xaxes(title="input, in units of its standard deviation", range=[-3, 3])
-    figure.update_yaxes(title="output / its size", range=[-3.2, 5.5])
+    figure.update_yaxes(title="output, in units of its size", range=[-3.2, 5.5])
     return figure
 
 

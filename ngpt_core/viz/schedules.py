@@ -60,7 +60,7 @@ def compare_figure(v: dict) -> go.Figure:
             x=R, y=v[name], name=name, mode="lines", line=_line(name), hovertemplate=f"{name} %{{y:.2f}}<extra></extra>"
         )
     figure.update_xaxes(title="share of training", range=[0, 1])
-    figure.update_yaxes(title="multiplier η", range=[0, 3.2])
+    figure.update_yaxes(title="multiplier η", range=[0, 3.6])
     figure.update_layout(legend={"traceorder": "reversed"})
     return figure
 
@@ -204,7 +204,7 @@ def noisy_figure(v: dict) -> go.Figure:
         figure.add_scatter(x=MEAN_RATES, y=v[f"{name}_ends"], **ends, row=2, col=1)
     dashed = {"color": COLORS["grey"], "dash": "dash"}
     figure.add_scatter(x=v["here"], y=v["span"], mode="lines", line=dashed, showlegend=False, hoverinfo="skip", row=2, col=1)
-    figure.update_xaxes(title="step", range=[0, T], row=1, col=1)
+    figure.update_xaxes(title="step", range=[0, T + 8], tickvals=[0, 100, 200, 300], row=1, col=1)
     figure.update_xaxes(title="mean learning rate", type="log", tickvals=MEAN_RATES, row=2, col=1)
     ticks = [m * 10.0**k for k in (-4, -3, -2, -1) for m in (1, 2, 5)]
     figure.update_yaxes(title="loss", type="log", tickvals=ticks, row=1, col=1)

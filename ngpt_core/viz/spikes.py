@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from ..optim import pmen
 from ..optim.algorithm import adaptive
 from ..optim.smgc import growth_clip
-from .theme import COLORS
+from .theme import COLORS, powers
 
 
 def _line(color: str, dash: str = "solid") -> dict:
@@ -56,7 +56,7 @@ def spike_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=t, y=v["scale_clipped"], name="SMGC", **_line("blue"), row=1, col=1)
     figure.add_scatter(x=t, y=v["step_free"], showlegend=False, **_line("grey"), row=2, col=1)
     figure.add_scatter(x=t, y=v["step_clipped"], showlegend=False, **_line("blue"), row=2, col=1)
-    figure.update_yaxes(title="√v̂", type="log", exponentformat="power", range=[-0.3, 3.2], dtick=1, row=1, col=1)
+    figure.update_yaxes(title="√v̂", type="log", range=[-0.3, 3.2], **powers(*range(4)), row=1, col=1)
     figure.update_yaxes(title="step / lr", range=[-0.1, 1.6], row=2, col=1)
     figure.update_xaxes(title="step", row=2, col=1)
     figure.update_layout(height=480)
@@ -94,10 +94,10 @@ def noise_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=SHARE, y=v["row"], name="c = 1/√d", **_line("red"), row=2, col=1)
     figure.add_scatter(x=SHARE, y=v["adam"], name="c of Adam", **_line("gold"), row=2, col=1)
     figure.add_scatter(x=[0, 1], y=[1, 1], name="cap, 1°", **_line("magenta", "dot"), row=2, col=1)
-    figure.update_xaxes(type="log", title="activity √v", exponentformat="power", dtick=2, range=[-14.2, -5.6], row=1, col=1)
+    figure.update_xaxes(type="log", title="activity √v", range=[-14.2, -5.6], **powers(-14, -12, -10, -8, -6), row=1, col=1)
     figure.update_xaxes(title="share of the row's coordinates that are silent", range=[0, 1], row=2, col=1)
     figure.update_yaxes(title="ψ", range=[-0.03, 1.05], row=1, col=1)
-    figure.update_yaxes(title="degrees per step", type="log", range=[-2.1, 2.1], exponentformat="power", dtick=1, row=2, col=1)
+    figure.update_yaxes(title="degrees per step", type="log", range=[-2.1, 2.2], **powers(*range(-2, 3)), row=2, col=1)
     figure.update_layout(height=520)
     return figure
 

@@ -67,6 +67,13 @@ def _template() -> go.layout.Template:
 TEMPLATE = _template()
 
 
+def powers(*exponents: int) -> dict:
+    """Ticks of a logarithmic axis, in the size of all others (plotly's own powers are larger). The axis must end past the last:
+    a label that the edge would cut is not shown."""
+    names = {0: "1", 1: "10"}
+    return {"tickvals": [10.0**p for p in exponents], "ticktext": [names.get(p, f"10<sup>{p}</sup>") for p in exponents]}
+
+
 def styled(figure: go.Figure) -> go.Figure:
     """A copy of the figure in the book's template (what the figure says itself still wins)."""
     return go.Figure(figure).update_layout(template=TEMPLATE)

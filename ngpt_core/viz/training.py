@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from ..presets import preset
 from ..train.config import TrainConfig, run_defaults, total_steps
 from ..train.plan import GIB, GPUS, RESERVE, Memory, flops_per_token, memory
-from .theme import COLORS
+from .theme import COLORS, powers
 
 LADDER = ("1B", "2B", "4B", "7B", "14B", "30B")
 PART_COLORS = {
@@ -95,5 +95,5 @@ def cost_figure(v: dict) -> go.Figure:
     figure = go.Figure()
     figure.add_bar(x=list(LADDER), y=v["cost"], name="cost", marker_color=COLORS["blue"])
     figure.update_xaxes(title="rung of the ladder", type="category")
-    figure.update_yaxes(title="cost, in your currency", type="log", exponentformat="power", range=[1, 7], dtick=1)
+    figure.update_yaxes(title="cost, in your currency", type="log", range=[0.9, 7.1], **powers(*range(1, 8)))
     return figure
