@@ -25,7 +25,7 @@ DENSE, HYBRID = "dense-0.2M", "hybrid-0.2M"
 
 
 def _title(f: dict) -> str:
-    return f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M {'own' if f['round'] else 'tokens'}"
+    return f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M tokens{', own' if f['round'] else ''}"
 
 
 FIGHTS = {_title(f): f for f in DATA["fights"] if (f["model"], f["sequences"]) != (DENSE, OLD)}
@@ -62,16 +62,21 @@ def ratio_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=v["line_x"], y=v["line_y"], mode="lines", line=grey, showlegend=False, hoverinfo="skip")
     figure.add_scatter(x=v["meet_x"], y=v["meet_y"], mode="lines", line=grey, showlegend=False, hoverinfo="skip")
     figure.add_scatter(
-        x=v["x"], y=v["y"], mode="lines+markers", name="nGPT, one run a point",
+        x=v["x"], y=v["y"], mode="lines+markers", name="nGPT, by length of schedule",
         line={"color": NGPT, "width": 2}, marker={"size": 9, "color": NGPT},
     )  # fmt: skip
     figure.add_scatter(
         x=v["gpt_x"], y=v["gpt_y"], mode="markers", name="GPT", marker={"size": 11, "color": GPT, "symbol": "square"}
     )
-    ticks = ["0.1", "0.2", "0.3", "0.5", "0.7", "1", "1.4", "2", "3"]
+    ticks = "0.1 0.2 0.25 0.3 0.4 0.5 0.6 0.8 1 1.2 1.4 1.7 2 2.5 3 3.5 4 5".split()
     figure.update_xaxes(title="tokens of the schedule, millions", type="log", tickvals=[*map(float, ticks)], ticktext=ticks)
     figure.update_yaxes(title="final held-out loss, nats per byte")
     return figure
+
+
+def short(name: str) -> str:
+    """The name of a fight where there is little room."""
+    return name.replace(" tokens", "")
 
 
 def ratios_figure() -> go.Figure:
@@ -79,34 +84,40 @@ def ratios_figure() -> go.Figure:
     names, figure = list(FIGHTS)[::-1], go.Figure()
     decided = [name for name in names if FIGHTS[name]["ratio"]]
     seeds = [(ratio, name) for name in names for ratio in FIGHTS[name]["seeds"] if ratio]
+    behind = [name for name in names for ratio in FIGHTS[name]["seeds"] if not ratio]
     figure.add_scatter(
-        x=[r for r, _ in seeds], y=[n for _, n in seeds], mode="markers", name="a seed",
+        x=[r for r, _ in seeds], y=[short(n) for _, n in seeds], mode="markers", name="a seed",
         marker={"symbol": "line-ns-open", "size": 10, "color": COLORS["grey"]},
     )  # fmt: skip
     figure.add_scatter(
-        x=[FIGHTS[n]["ratio"] for n in decided], y=decided, mode="markers", name="mean, 95%",
+        x=[FIGHTS[n]["ratio"] for n in decided], y=[short(n) for n in decided], mode="markers", name="mean, 95%",
         marker={"size": 10, "color": NGPT}, error_x=_bars([FIGHTS[n] for n in decided], "ratio"),
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[1.4] * len(behind), y=[short(n) for n in behind], mode="markers", name="a seed that does not reach GPT",
+        marker={"symbol": "triangle-right", "size": 10, "color": COLORS["grey"]},
     )  # fmt: skip
     for x, color in ((1.0, GPT), (0.5, COLORS["grey"])):
         figure.add_vline(x=x, line={"color": color, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="token ratio", range=[0.4, 1.4])
-    figure.update_yaxes(categoryorder="array", categoryarray=names)
-    figure.update_layout(height=140 + 30 * len(names), margin={"l": 150, "t": 12})
+    figure.update_xaxes(title="token ratio", range=[0.4, 1.45], tickvals=[0.4, 0.6, 0.8, 1.0, 1.2, 1.4])
+    figure.update_yaxes(categoryorder="array", categoryarray=[short(n) for n in names])
+    figure.update_layout(height=160 + 30 * len(names), margin={"l": 150, "t": 12})
     return figure
 
 
 def sizes_figure() -> go.Figure:
-    """The token ratio over the number of active parameters, about 2.5 tokens for each; the seeds beside the mean. Where a seed
-    is not reached there are only the others."""
+    """The token ratio over the number of active parameters, about 2.5 tokens for each; each seed as a ring, or
+    as a triangle at the edge where it does not reach GPT; then there is no mean."""
     figure = go.Figure()
     groups = {"hybrid, own numbers": ("hybrid", 1, NGPT, 1.0), "hybrid": ("hybrid", 0, COLORS["teal"], 0.95),
               "dense": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
     for name, (kind, number, color, aside) in groups.items():
         mine = [f for f in FIGHTS.values() if f["model"].startswith(kind) and f["round"] == number]
         mine = [f for f in mine if f["tokens_per_parameter"] < 4]
-        each = [(f["active"] * aside, r) for f in mine for r in f["seeds"] if r]  # the groups side by side
+        each = [(f["active"] * aside, r or 1.36) for f in mine for r in f["seeds"]]  # the groups side by side
+        shapes = ["circle-open" if r else "triangle-up" for f in mine for r in f["seeds"]]
         mine = [f for f in mine if f["ratio"]]
-        dots = {"size": 6, "color": color, "opacity": 0.45}
+        dots = {"size": 8, "color": color, "symbol": shapes}
         figure.add_scatter(
             x=[a for a, _ in each], y=[r for _, r in each], mode="markers", marker=dots, showlegend=False, hoverinfo="skip"
         )
@@ -160,7 +171,7 @@ def tuning_figure() -> go.Figure:
 
 
 # ---- ablations -------------------------------------------------------------------------------------------------------
-KINDS = {"hybrid": ("circle", 9), "dense": ("diamond-open", 8)}
+KINDS = {"hybrid": ("hybrid", "circle", 9), "dense": ("dense (click)", "diamond-open", 8)}  # name, symbol, size
 
 
 def _verdict(a: dict) -> str:
@@ -181,15 +192,15 @@ def ablations_figure() -> go.Figure:
     found = {kind: {a["name"]: a for a in DATA["ablations"][kind] if "difference" in a} for kind in KINDS}
     names = sorted(found["hybrid"], key=lambda name: found["hybrid"][name]["difference"])
     figure = go.Figure()
-    for kind, (symbol, size) in KINDS.items():
+    for kind, (label, symbol, size) in KINDS.items():
         rows = [found[kind][name] for name in names if name in found[kind]]
         figure.add_scatter(
             x=[a["difference"] for a in rows], y=[a["name"] for a in rows], mode="markers", error_x=_bars(rows, "difference"),
-            marker={"size": size, "symbol": symbol, "color": [_verdict(a) for a in rows]}, name=kind,
+            marker={"size": size, "symbol": symbol, "color": [_verdict(a) for a in rows]}, name=label,
         )  # fmt: skip
     figure.data[1].visible = "legendonly"  # the dense model's intervals are wide
     figure.add_vline(x=0, line={"color": COLORS["grey"], "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="change of the loss")
+    figure.update_xaxes(title="change of the loss (right: worse)")
     figure.update_yaxes(categoryorder="array", categoryarray=names)
     figure.update_layout(height=130 + 24 * len(names), margin={"l": 150, "t": 12})
     return figure

@@ -74,15 +74,14 @@ def decay(A: float, dt: float, burst: float, chunk: int) -> dict:
 
 
 def decay_figure(v: dict) -> go.Figure:
-    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.06, shared_yaxes=True)
+    titles = ["L", "its part through states"]
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.06, shared_yaxes=True, subplot_titles=titles)
     t = np.arange(1, TOKENS + 1)
     for col, key in ((1, "L"), (2, "state")):
         figure.add_heatmap(x=t, y=t, z=v[key], zmin=0, zmax=1, showscale=col == 2, xgap=1, ygap=1, row=1, col=col)
     figure.update_yaxes(autorange="reversed", dtick=4, showgrid=False)
     figure.update_yaxes(title="token that reads, t", row=1, col=1)
-    figure.update_xaxes(dtick=4, showgrid=False)
-    figure.update_xaxes(title="L, written at s", row=1, col=1)
-    figure.update_xaxes(title="through states", row=1, col=2)
+    figure.update_xaxes(title="token that writes, s", dtick=4, showgrid=False)
     return figure
 
 
@@ -114,7 +113,7 @@ def silu_inputs_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=INPUTS, y=v["density"], name="its inputs", fill="tozeroy", **_line("blue"), row=2, col=1)
     figure.add_vrect(x0=-BEND, x1=BEND, fillcolor=COLORS["grey"], opacity=0.25, line_width=0)
     figure.update_yaxes(title="SiLU(x)", range=[-2.1, 4.1], row=1, col=1)
-    figure.update_yaxes(title="density", range=[0, 1.08], showticklabels=False, row=2, col=1)
+    figure.update_yaxes(title="density", range=[0, 1.08], showticklabels=False, ticks="", row=2, col=1)
     figure.update_xaxes(title="x = s<sub>mamba</sub> · cosine", range=[-4, 4], row=2, col=1)
     figure.update_layout(height=480)
     return figure
@@ -162,8 +161,8 @@ def router_scores_figure(v: dict) -> go.Figure:
     figure.add_scatter(x=[0.5, MOST + 0.5], y=[1, 1], name="equal weights", **_line("grey", "dash"), row=2, col=1)
     figure.update_xaxes(title="score σ(s<sub>moe</sub> · cosine)", range=[0, 1], row=1, col=1)
     figure.update_xaxes(title="chosen experts, largest weight first", dtick=1, row=2, col=1)
-    figure.update_yaxes(title="share", showticklabels=False, range=[0, 1.08], row=1, col=1)
-    figure.update_yaxes(title="k × mean weight", range=[0.88, 1.12], row=2, col=1)
+    figure.update_yaxes(title="share", showticklabels=False, ticks="", range=[0, 1.08], row=1, col=1)
+    figure.update_yaxes(title="k × mean weight", range=[0, 1.2], row=2, col=1)
     figure.update_layout(height=500)
     return figure
 
@@ -227,7 +226,7 @@ def inputs_figure(before: Tensor, after: Tensor) -> go.Figure:
     """Histograms of SiLU's inputs before and after some training."""
     figure = go.Figure()
     edges = np.linspace(-4, 4, 81)
-    for values, name, color in ((before, "at the start", "grey"), (after, "after the run", "blue")):
+    for values, name, color in ((before, "at the start", "gold"), (after, "after the run", "blue")):
         share = np.histogram(values.numpy(), edges, density=True)[0]
         figure.add_scatter(x=(edges[1:] + edges[:-1]) / 2, y=share, name=name, fill="tozeroy", **_line(color))
     figure.add_vrect(x0=-BEND, x1=BEND, fillcolor=COLORS["grey"], opacity=0.25, line_width=0)

@@ -111,8 +111,8 @@ def recovery_figure(without: list[float], clipped: list[float]) -> go.Figure:
     steps = np.arange(1, len(without) + 1)
     figure.add_scatter(x=steps, y=without, name="no clipping", **_line("grey"))
     figure.add_scatter(x=steps, y=clipped, name="SMGC, R = 100", **_line("blue"))
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(title="squared distance", type="log", exponentformat="power", dtick=1)
+    figure.update_xaxes(title="step", range=[0, 1.03 * len(without)])
+    figure.update_yaxes(title="squared distance", type="log", **powers(*range(-5, 3)))
     return figure
 
 
@@ -124,6 +124,7 @@ def zeros_figure(counts: dict[int, tuple[list[float], list[float]]], window: int
             mean = np.convolve(zeros, np.ones(window) / window, mode="valid")
             t = np.arange(window, len(zeros) + 1)
             figure.add_scatter(x=t, y=mean, name=f"{n} units, λ = {strength}", **_line(color, dash))
-    figure.update_xaxes(title="step", range=[0, len(zeros)])
-    figure.update_yaxes(title="zero gradients / d", rangemode="tozero")
+    figure.update_xaxes(title="step", range=[0, 1.03 * len(zeros)], tickvals=np.linspace(0, len(zeros), 5))
+    figure.update_yaxes(title=f"zero gradients / d, mean of {window} steps", rangemode="tozero")
+    figure.update_layout(legend={"entrywidth": 0.5, "entrywidthmode": "fraction"})  # pairs side by side
     return figure

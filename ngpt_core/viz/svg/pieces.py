@@ -71,9 +71,10 @@ def marker(x: float, y: float, r: float, color: str, symbol: str = "circle", sha
         "diamond": ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
         "triangle-up": ((0, -1.2), (1.1, 0.8), (-1.1, 0.8)),
         "triangle-down": ((0, 1.2), (1.1, -0.8), (-1.1, -0.8)),
+        "triangle-right": ((1.2, 0), (-0.8, 1.1), (-0.8, -1.1)),
     }
-    if shape in ("x", "cross"):
-        arms = ((-1, -1, 1, 1), (-1, 1, 1, -1)) if shape == "x" else ((-1, 0, 1, 0), (0, -1, 0, 1))
+    strokes = {"x": ((-1, -1, 1, 1), (-1, 1, 1, -1)), "cross": ((-1, 0, 1, 0), (0, -1, 0, 1)), "line-ns": ((0, -1, 0, 1),)}
+    if arms := strokes.get(shape):
         d = "".join(path([x + a * r, x + c * r], [y + b * r, y + e * r]) for a, b, c, e in arms)
         return line(d, color, 1.8, share=share)
     if shape in corners:
