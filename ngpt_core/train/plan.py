@@ -154,7 +154,7 @@ def _kept(c: ModelConfig, letter: str, how: str) -> float:
 def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
     """What a rank needs at the worst moment of a step.
 
-    ``parameters`` and ``optimizer`` are exact, the rest estimates. Activations and
+    ``parameters``, ``optimizer`` and ``gradients`` are exact, the rest estimates. Activations and
     gathered weights have two bytes a number, and four with ``--precision fp32``.
     """
     state = state_bytes(model, config, ranks)
@@ -280,7 +280,7 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         "",
         f"memory per rank, GiB (room: {room / GIB:.1f} of {card.memory / GIB:.0f})",
     ]
-    notes = {"parameters": "fp32, exact", "optimizer": "two fp32 moments, exact", "gradients": "fp32"}
+    notes = {"parameters": "fp32, exact", "optimizer": "two fp32 moments, exact", "gradients": "fp32, exact"}
     for name, size in vars(need).items():
         lines.append(f"  {name:<12}{size / GIB:8.2f}   {notes.get(name, 'estimate')}")
     lines += [f"  {'total':<12}{need.total / GIB:8.2f}   {'fits' if fits else 'DOES NOT FIT'}", ""]

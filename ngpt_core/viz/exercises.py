@@ -5,36 +5,38 @@ from collections.abc import Callable
 import torch
 
 
-def check(yours: Callable, truth: Callable, *cases: tuple, tolerance: float = 1e-6) -> bool:
+def check(yours: Callable, truth: Callable, *cases: tuple, tolerance: float = 1e-6, name: str = "") -> bool:
     """Call both with each tuple of arguments and print a verdict: right, not written yet, or where ``yours`` differs.
 
     yours: the reader's function.
     truth: the package's.
     cases: tuples of arguments, one call each.
     tolerance: how far they may differ, relative to the largest entry of the truth or to 1.
+    name: what the reader wrote, where ``yours`` only uses it. Default: the name of ``yours``.
 
     Returns whether every case was right.
     """
+    name = name or yours.__name__
     for number, case in enumerate(cases, 1):
-        name = f"{yours.__name__}, case {number} of {len(cases)}"
+        here = f"{name}, case {number} of {len(cases)}"
         expected = torch.as_tensor(truth(*case), dtype=torch.float64)
         try:
             got = yours(*case)
         except Exception as error:
-            print(f"{name}: it raised {type(error).__name__}: {error}")
+            print(f"{here}: it raised {type(error).__name__}: {error}")
             return False
         if got is None or got is ...:
-            print(f"{name}: it returns nothing yet.\nReplace the dots by your code, and run the cell again.")
+            print(f"{here}: it returns nothing yet.\nReplace the dots by your code, and run the cell again.")
             return False
         got = torch.as_tensor(got, dtype=torch.float64)
         if got.shape != expected.shape:
-            print(f"{name}: the result has the shape {tuple(got.shape)}, and {tuple(expected.shape)} is right.")
+            print(f"{here}: the result has the shape {tuple(got.shape)}, and {tuple(expected.shape)} is right.")
             return False
         error = (got - expected).abs().max().item()
         if not error <= tolerance * max(1.0, expected.abs().max().item()):
             print(
-                f"{name}: not right yet. It is off by up to {error:.2g}; it should begin {expected.flatten()[:4].tolist()}"
+                f"{here}: not right yet. It is off by up to {error:.2g}; it should begin {expected.flatten()[:4].tolist()}"
             )
             return False
-    print(f"{yours.__name__}: right, in {len(cases)} case{'s' if len(cases) > 1 else ''}.")
+    print(f"{name}: right, in {len(cases)} case{'s' if len(cases) > 1 else ''}.")
     return True

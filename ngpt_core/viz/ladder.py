@@ -240,7 +240,7 @@ def irreducible_figure(v: dict) -> go.Figure:
     figure.update_xaxes(type="log", **TICKS, title="tokens (10⁹)", row=1, col=1)
     figure.update_xaxes(title="irreducible loss E", range=[0, 1.17], row=2, col=1)
     figure.update_yaxes(type="log", **TICKS, title="L − E", row=1, col=1)
-    figure.update_yaxes(title="residual × 10³", range=[0, 18], row=2, col=1)
+    figure.update_yaxes(title="residual × 10³", range=[0, 24], row=2, col=1)
     figure.update_layout(height=540)
     return figure
 
@@ -267,12 +267,12 @@ def matching_figure(v: dict) -> go.Figure:
             text=RUNGS, hovertemplate=f"{name} %{{text}}: %{{y:.4f}}<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
-        x=v["bridge_x"], y=v["bridge_y"], name="the same loss", mode="lines+markers", line=_thin(COLORS["gold"], "dash"),
-        marker={"color": COLORS["gold"], "size": [13, 13], "symbol": ["square-open", "circle-open"], "line": {"width": 3}},
+        x=v["bridge_x"], y=v["bridge_y"], name="the same loss", mode="lines+markers", line=_thin(COLORS["gold"]),
+        marker={"color": COLORS["gold"], "size": 12, "symbol": ["square-open", "circle-open"], "line": {"width": 3}},
     )  # fmt: skip
     figure.add_scatter(
         x=v["shifted"], y=v["level"], name="with the extra time", mode="markers",
-        marker={"color": COLORS["magenta"], "size": 10, "symbol": "diamond"},
+        marker={"color": COLORS["magenta"], "size": 8, "symbol": "diamond"},
     )  # fmt: skip
     figure.update_xaxes(type="log", **TICKS, title="tokens (10⁹)")
     figure.update_yaxes(title="{split} loss")
@@ -358,7 +358,7 @@ def rates_figure(v: dict) -> go.Figure:
         line=_thin(COLORS["teal"]), marker=_marks(COLORS["teal"]), showlegend=False,
         hovertemplate="%{text}: C = %{y:.2f}<extra></extra>", row=2, col=1,
     )  # fmt: skip
-    figure.update_xaxes(title="d<sub>model</sub> (the paper gives those of 7B and 30B)", range=[600, 2800], row=2, col=1)
+    figure.update_xaxes(title="d<sub>model</sub>", range=[600, 2800], row=2, col=1)
     figure.update_xaxes(type="log", **TICKS, title="active parameters (10⁹)", row=1, col=1)
     figure.update_yaxes(title="C", range=[0, 0.29], row=2, col=1)
     figure.update_yaxes(type="log", title="peak learning rate", tickvals=[1e-3, 2e-3, 5e-3, 1e-2], row=1, col=1)

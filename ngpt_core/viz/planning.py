@@ -54,21 +54,19 @@ def by_hand_figure(v: dict) -> go.Figure:
     for look in ROOM:
         figure.add_scatter(x=TICKS, y=v["room"], mode="lines", **look)
     figure.update_xaxes(title="GPUs", type="category")
-    figure.update_yaxes(title="GiB on the fullest rank", range=[0, 180])
+    figure.update_yaxes(title="GiB on the fullest rank", rangemode="tozero")
     return figure.update_layout(barmode="stack", height=440, legend_traceorder="normal")
 
 
 # ---- time and GPU hours ----------------------------------------------------------------------------------------------
 def scaling_out(name: str, gpu: str, mfu: float, kept: float) -> dict:
-    """Days over the number of GPUs, and GPU hours over those of 8, when each doubling beyond 8 keeps that share of the MFU."""
+    """Speed and GPU hours over the number of GPUs, those of 8 being 1, when each doubling keeps that share of the MFU."""
     N = np.array(RANKS)
     reached = mfu * kept ** np.log2(N / RANKS[0])
     seconds = work(name)[1] / (N * GPUS[gpu].peak * reached)  # eq-train-time
-    ideal = work(name)[1] / (N * GPUS[gpu].peak * mfu)
     hours = seconds * N / 3600
     return {
-        "days": seconds / 86400,
-        "ideal": ideal / 86400,
+        "faster": seconds[0] / seconds,
         "bill": hours / hours[0],
         "hours": hours[-1],
         "last": seconds[-1] / 86400,
@@ -80,18 +78,19 @@ def scaling_out_figure(v: dict) -> go.Figure:
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
     dash = {"mode": "lines", "line": {"color": COLORS["grey"], "width": 2, "dash": "dash"}}
     line = {"mode": "lines+markers", "line": {"color": COLORS["blue"], "width": 2.5}}
-    figure.add_scatter(x=TICKS, y=v["ideal"], name="if nothing were lost", **dash, row=1, col=1)
-    figure.add_scatter(x=TICKS, y=v["days"], name="days", **line, row=1, col=1)
-    figure.add_bar(x=TICKS, y=v["bill"], name="GPU hours, those of 8 being 1", marker_color=COLORS["teal"], row=2, col=1)
+    ideal = [n / RANKS[0] for n in RANKS]
+    figure.add_scatter(x=TICKS, y=ideal, name="if nothing were lost", **dash, row=1, col=1)
+    figure.add_scatter(x=TICKS, y=v["faster"], name="speed", **line, row=1, col=1)
+    figure.add_bar(x=TICKS, y=v["bill"], name="GPU hours", marker_color=COLORS["teal"], row=2, col=1)
     figure.update_xaxes(type="category")
     figure.update_xaxes(title="GPUs", row=2, col=1)
-    figure.update_yaxes(title="days", type="log", range=[-2.3, 3.5], **powers(*range(-2, 4)), row=1, col=1)
-    figure.update_yaxes(title="GPU hours, relative", range=[0, 4], row=2, col=1)
+    figure.update_yaxes(title="times that of 8", type="log", range=[-0.1, 1.9], tickvals=ideal, row=1, col=1)
+    figure.update_yaxes(title="times those of 8", range=[0, 4], row=2, col=1)
     return figure.update_layout(height=480)
 
 
 # ---- how often to save -----------------------------------------------------------------------------------------------
-MINUTES = np.geomspace(1, 1440, 61)
+MINUTES = np.geomspace(1, 4000, 61)
 
 
 def waste(tau: np.ndarray | float, delta: float, M: float) -> tuple[np.ndarray | float, np.ndarray | float]:
@@ -144,6 +143,6 @@ def saving_figure(v: dict) -> go.Figure:
         figure.add_scatter(x=MINUTES, y=v[key], name=name, mode="lines", line=line)
     marker = {"color": COLORS["blue"], "size": 11}
     figure.add_scatter(x=v["best_x"], y=v["best_y"], name="best", mode="markers", marker=marker)
-    figure.update_xaxes(title="minutes between saves", type="log", range=[0, math.log10(1440)], **powers(*range(4)))
+    figure.update_xaxes(title="minutes between saves", type="log", range=[0, math.log10(4000)], **powers(*range(4)))
     figure.update_yaxes(title="% of the time", type="log", range=[-2.1, 2.1], **powers(*range(-2, 3)))
     return figure

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..optim.gated_adamw import GatedAdamW
 from ..optim.smgc import SMGC
 from ..sphere import angle, unit
-from .theme import COLORS
+from .theme import COLORS, powers
 
 STEPS, LR = 100, 0.05
 SCALES = (1.0, 1e-6, 1e-8, 1e-9, 1e-10)
@@ -121,7 +121,7 @@ def on_the_sphere(lr: float, cap: float, bad: int, clip: str) -> dict:
     """Unit rows under GatedAdamW, on batches of 8 points of which one may be bad."""
     i = FACTORS.index(bad)
     loss, turned = (x[i] for x in _sphere(lr, cap, clip != "off"))
-    return {"loss": loss, "angle": turned, "end": loss[-1], "worst": turned.max(), "after": loss[BAD + 1 :].max()}
+    return {"loss": loss, "angle": turned, "end": loss[-1], "worst": turned[BAD:].max(), "after": loss[BAD + 1 :].max()}
 
 
 def on_the_sphere_figure(v: dict) -> go.Figure:
@@ -132,5 +132,5 @@ def on_the_sphere_figure(v: dict) -> go.Figure:
         figure.add_scatter(x=t, y=v[key], name=key, mode="lines", showlegend=False, line=line, row=row, col=1)
     figure.update_xaxes(title="step", row=2, col=1)
     figure.update_yaxes(title="loss", range=[0, 4], row=1, col=1)
-    figure.update_yaxes(title="largest turn, °", type="log", dtick=1, range=[-1.5, 2], row=2, col=1)
-    return figure.update_layout(height=480)
+    figure.update_yaxes(title="largest turn, °", type="log", range=[-1.5, 2.1], **powers(-1, 0, 1, 2), row=2, col=1)
+    return figure.update_layout(height=460, margin={"t": 16})

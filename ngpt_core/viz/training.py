@@ -22,7 +22,7 @@ PART_COLORS = {
 }  # fmt: skip
 PARTS = tuple(PART_COLORS)
 ROOM = (  # a line that is seen on a page and on bars of any colour: light below, dashes on it
-    {"line": {"color": "rgba(255,255,255,0.85)", "width": 7}, "showlegend": False, "hoverinfo": "skip"},
+    {"line": {"color": "rgba(255,255,255,0.6)", "width": 5}, "showlegend": False, "hoverinfo": "skip"},
     {"line": {"color": COLORS["grey"], "width": 3, "dash": "dash"}, "name": "room"},
 )
 
@@ -96,4 +96,4 @@ def cost_figure(v: dict) -> go.Figure:
     figure.add_bar(x=list(LADDER), y=v["cost"], name="cost", marker_color=COLORS["blue"])
     figure.update_xaxes(title="rung of the ladder", type="category")
     figure.update_yaxes(title="cost, in your currency", type="log", range=[0.9, 7.1], **powers(*range(1, 8)))
-    return figure
+    return figure.update_layout(height=370, margin={"t": 16})
