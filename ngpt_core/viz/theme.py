@@ -27,7 +27,7 @@ LINES = {"gridcolor": "rgba(127,135,148,0.2)", "linecolor": "rgba(127,135,148,0.
 
 def _axis() -> dict:
     look = {"showline": True, "ticks": "outside", "ticklen": 4, "zeroline": False, "exponentformat": "power"}
-    return {**look, "automargin": True, "title": {"standoff": 8}, **LINES}
+    return {**look, "automargin": True, "hoverformat": ".4~g", "title": {"standoff": 8}, **LINES}
 
 
 def _scene_axis() -> dict:
@@ -74,6 +74,14 @@ def powers(*exponents: int) -> dict:
     return {"tickvals": [10.0**p for p in exponents], "ticktext": [names.get(p, f"10<sup>{p}</sup>") for p in exponents]}
 
 
+HOVER = {"scatter": "%{x}, %{y}", "bar": "%{x}, %{y}", "heatmap": "%{x}, %{y}: %{z:.3~g}"}  # what a box under the pointer says
+
+
 def styled(figure: go.Figure) -> go.Figure:
     """A copy of the figure in the book's template (what the figure says itself still wins)."""
-    return go.Figure(figure).update_layout(template=TEMPLATE)
+    figure = go.Figure(figure).update_layout(template=TEMPLATE)
+    for trace in figure.data:
+        if trace.type in HOVER and trace.hovertemplate is None and trace.hoverinfo is None:
+            name = f"{trace.name}<br>" if trace.name else ""
+            trace.hovertemplate = f"{name}{HOVER[trace.type]}<extra></extra>"  # one box: the second cuts names
+    return figure
