@@ -11,7 +11,7 @@ import yaml
 from sphinx.pycode import ModuleAnalyzer
 
 import ngpt_core as ng
-from ngpt_core.viz.sphinx_api import commands, escaped, restructured
+from ngpt_core.viz.sphinx_api import commands, entries, escaped, linked, restructured
 
 ROOT = Path(__file__).parent.parent
 API = (ROOT / "book" / "api.md").read_text()
@@ -102,6 +102,20 @@ def test_docstrings_become_clean_markup():
         "    block | here",
         "",
     ]
+
+
+def test_names_in_docstrings_become_links():
+    known = entries(ROOT / "book" / "api.md")
+    assert set(NAMES) <= set(known.values()) and known["recipe.scaled"] == "ngpt_core.recipe.scaled"
+    for line, place, arguments, text in (
+        ("``Aux``", "ngpt_core.LanguageModel.hidden", set(), ":py:obj:`Aux <ngpt_core.nn.residual.Aux>`"),
+        ("``new_cache``", "ngpt_core.LanguageModel.forward", set(), ":py:obj:`new_cache <ngpt_core.LanguageModel.new_cache>`"),
+        ("``build``", "ngpt_core.recipe.table", set(), ":py:obj:`build <ngpt_core.recipe.build>`"),
+        ("``step``", "ngpt_core.Diagnostics", set(), "``step``"),  # a key: the sphere's step is no neighbour
+        ("``SMGC``", "ngpt_core.SMGC", set(), "``SMGC``"),  # itself
+        ("``load``", "ngpt_core.save", {"load"}, "``load``"),  # an argument
+    ):
+        assert linked(line, place, known, arguments) == text
 
 
 # ---- the glossary ----------------------------------------------------------------------------------------------------
