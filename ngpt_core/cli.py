@@ -63,13 +63,15 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     report = command("report", _report, "write one HTML page with interactive plots of one or several runs")
     report.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)")
-    demo = command("demo", _demo, "train GPT and nGPT side by side on the embedded corpus, and compare them")
-    demo.add_argument(
-        "--out", help="where the two runs and the report go (default: the first of demo, demo-2, ... that is new)"
+    demo = command(
+        "demo", _demo, "train GPT and nGPT side by side on stdlib, this machine's Python standard library, and compare them"
     )
+    demo.add_argument("--out", help="where the runs and the report go (default: the first of demo, demo-2, ... that is new)")
     demo.add_argument("--minutes", type=float, default=2.0, help="how long to train, about (default: 2)")
     demo.add_argument("--preset", default="pico", help="the model (default: pico)")
-    selftest = command("selftest", _selftest, "check every fast path on this machine against its slow twin")
+    selftest = command(
+        "selftest", _selftest, "check every fast computation on this machine against a slow one that must give the same"
+    )
     selftest.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     return parser
 
@@ -86,8 +88,8 @@ def _add_train(command, chosen: str) -> None:
         "train",
         _train,
         "train a model; the same command under torchrun trains on many ranks",
-        "Train a model. On many ranks: torchrun --nproc-per-node N -m ngpt_core train ... (the same flags). Every setting of "
-        "the run and of the model is a flag; a config file may hold them too.",
+        "Train a model, into the folder --out, which is required. On many ranks: torchrun --nproc-per-node N -m ngpt_core "
+        "train ... (the same flags). Every setting of the run and of the model is a flag; a config file may hold them too.",
     )
     train.add_argument(
         "--resume", action="store_true", help="continue the run in --out from its newest checkpoint, if there is one"
@@ -182,7 +184,7 @@ def _add_data(commands) -> None:
     pack.add_argument("--shard-tokens", type=int, default=1 << 28, help="tokens of a shard at most (default: 2^28)")
     pack.set_defaults(command=_pack)
     check = actions.add_parser("check", help="compare a packed corpus with its checksums", allow_abbrev=False)
-    check.add_argument("dir", metavar="DIR", help="a packed corpus, or stdlib for the embedded one")
+    check.add_argument("dir", metavar="DIR", help="a packed corpus, or stdlib: this machine's Python standard library")
     check.set_defaults(command=_check)
 
 
@@ -219,7 +221,12 @@ def _describe(manifest: dict, folder: object) -> None:
 def _add_plan(command, chosen: str) -> None:
     sub = command("plan", _plan, "what a run needs on given GPUs: memory, time, learning rates, the command that starts it")
     sub.add_argument("--gpus", type=int, default=8, help="how many (default: 8)")
-    sub.add_argument("--gpu", default="h100-80gb", help="which (default: h100-80gb)")
+    sub.add_argument(
+        "--gpu",
+        default="h100-80gb",
+        help="which: b200-180gb, h200-141gb, h100-80gb, a100-80gb, a100-40gb, l40s-48gb, rtx4090-24gb or t4-16gb "
+        "(default: h100-80gb)",
+    )
     sub.add_argument(
         "--mfu", type=float, default=0.35, help="the share of the peak that the run is assumed to reach (default: 0.35)"
     )

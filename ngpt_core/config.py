@@ -74,7 +74,7 @@ class ModelConfig:
     dt_range: tuple[float, float] = (1e-3, 0.1)
     """softplus(dt_bias) starts log-uniform in this range (the paper is silent; the usual Mamba-2 start)."""
     dt_min: float = 0.0
-    """A lower bound of dt after softplus. 0, none, here and in mamba-ssm; transformers' nemotron_h has one (see ``hf.py``)."""
+    """A lower bound of dt after softplus; 0: none, as in mamba-ssm. transformers' NemotronH has one (see ``to_nemotron_h``)."""
     vector_s_mamba: bool = False
     """s_mamba as a vector of d_model entries in place of a scalar (section 3.2: no significant difference)."""
 
@@ -114,29 +114,29 @@ class ModelConfig:
     alpha_init: float = 0.1
     """alpha_A,init = alpha_M,init: the eigen learning rates at the start (item 5; on the order of 1/n_layers)."""
     alpha_scale: float = 1.0
-    """alpha_A,scale = alpha_M,scale (item 11: 1; the original nGPT: 1/sqrt(d_model))."""
+    """alpha_A,scale = alpha_M,scale: alpha's unit, see ``Scale`` (item 11: 1; the original nGPT: 1/sqrt(d_model))."""
     abs_alpha: bool = True
     """Use |alpha|: the paper asks for alpha >= 0 and does not say how."""
     s_qk_init: float = 1.0
-    """s_qk,init (item 3)."""
+    """s_qk, which scales queries and keys, at the start (s_qk,init; item 3)."""
     s_qk_scale: float = 1.0
-    """s_qk,scale (items 3 and 11)."""
+    """s_qk's unit, see ``Scale`` (s_qk,scale; items 3 and 11)."""
     s_u_init: float = 1.0
-    """s_u,init (item 4)."""
+    """s_u, which scales what the up-projection of an MLP or of experts gives, at the start (s_u,init; item 4)."""
     s_u_scale: float = 1.0
-    """s_u,scale (item 4)."""
+    """s_u's unit, see ``Scale`` (s_u,scale; item 4)."""
     s_z_init: float = 1.0
-    """s_z,init (item 7)."""
+    """s_z, which scales the logits, at the start (s_z,init; item 7)."""
     s_z_scale: float = 1.0
-    """s_z,scale (items 7 and 11)."""
+    """s_z's unit, see ``Scale`` (s_z,scale; items 7 and 11)."""
     s_mamba_init: float | None = None
-    """s_mamba,init. None: 0.5 sqrt(d_model) (item 6)."""
+    """s_mamba, which scales what a Mamba-2 layer reads, at the start (s_mamba,init; item 6). None: 0.5 sqrt(d_model)."""
     s_mamba_scale: float = 1.0
-    """s_mamba,scale (item 6)."""
+    """s_mamba's unit, see ``Scale`` (s_mamba,scale; item 6)."""
     s_moe_init: float | None = None
-    """s_moe,init. None: 0.5 sqrt(d_model) (item 6)."""
+    """s_moe, which scales what an MoE layer reads, at the start (s_moe,init; item 6). None: 0.5 sqrt(d_model)."""
     s_moe_scale: float = 1.0
-    """s_moe,scale (item 6)."""
+    """s_moe's unit, see ``Scale`` (s_moe,scale; item 6)."""
 
     # ---- the GPT baseline ------------------------------------------------------------------------------------------
     init_std: float = 0.02
@@ -150,7 +150,8 @@ class ModelConfig:
     gpt_lr: float = 2.2e-3
     """The baseline's peak learning rate."""
     tokens: int | None = None
-    """Training tokens of this rung of the ladder, for planning."""
+    """Training tokens; the presets of the ladder have the paper's. If there is a number, ngpt train and ngpt plan take as many
+    steps as it needs, where steps is not given, and 512 sequences of 8,192 tokens a step, where those are not."""
 
     def __post_init__(self) -> None:
         self._check_whole()

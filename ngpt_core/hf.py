@@ -127,8 +127,11 @@ def _nemotron_h() -> tuple[type, type]:
 
 
 def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
-    """The GPT baseline as transformers' NemotronHForCausalLM: a copy with the same logits, in eval mode.
+    """The GPT baseline as transformers' NemotronHForCausalLM: a copy with the same logits, in eval() mode.
 
+    An nGPT is a ValueError: NemotronH has no place for its scales and its normalized hidden state. So are rotary embeddings,
+    SwiGLU and a single expert. ``ModelConfig.dt_min`` becomes ``time_step_min``; transformers (5.22) applies it when it reads
+    several tokens, but not when it reads one. Without an attention block the model is exported with ``use_cache=False``.
     Token ids for padding, start and end are left unset: they belong to the tokenizer.
     """
     c = model.config
@@ -164,7 +167,13 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
 
 
 def from_nemotron_h(hf_model: "NemotronHForCausalLM") -> LanguageModel:
-    """A NemotronHForCausalLM as our GPT baseline: a copy with the same logits."""
+    """A NemotronHForCausalLM as our GPT baseline: a copy with the same logits, in train() mode.
+
+    A ValueError names the field that the baseline cannot represent: biases on linear layers, none in the convolution, latent
+    experts, groups of experts, unnormalized routing weights, a sliding window, prediction of further tokens, another
+    activation. Where Mamba-2's dt meets ``time_step_min``, the logits are those of transformers reading several tokens, not
+    those of its decoding.
+    """
     _, make_model = _nemotron_h()
     if not isinstance(hf_model, make_model):
         raise ValueError(f"from_nemotron_h takes a transformers NemotronHForCausalLM; got {type(hf_model).__name__}.")

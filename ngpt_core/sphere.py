@@ -31,23 +31,27 @@ def _dot(a: Tensor, b: Tensor, dim: int) -> Tensor:
 def unit(x: Tensor, dim: int = -1) -> Tensor:
     """Norm(x) = x / ||x||: the point of the sphere in the direction of x.
 
-    A zero vector has no direction: it stays zero, and its gradient is passed through as it is, finite (x / max(||x||, eps)
-    would multiply that gradient by 1/eps). Written with the root of the sum of squares, which compiles to one reduction; the
-    root and its reciprocal are two steps, because the gradient of rsqrt overflows in float32 at a norm of 1e-13.
+    A zero vector has no direction: it stays zero, and its gradient is passed through as
+    it is, finite (x / max(||x||, eps) would multiply that gradient by 1/eps).
 
     >>> unit(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
     """
     y = _wide(x)
+    # The root of a sum of squares compiles to one reduction. Root and reciprocal are two
+    # steps: the gradient of rsqrt overflows in float32 at a norm of 1e-13.
     square = _dot(y, y, dim)
     return (y * torch.where(square > 0, square, 1.0).sqrt().reciprocal()).to(x.dtype)
 
 
 def tangent(g: Tensor, w: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
-    """The component of g tangent to the sphere at w (appendix B, Pre-Moment Tangent Projection).
+    """g without its part along w (appendix B, Pre-Moment Tangent Projection).
 
-    g - w <w, g> / max(<w, w>, eps): what remains is orthogonal to w, and projecting twice changes nothing. g and w have one
-    shape; ``eps`` is the paper's eps_proj, which a unit w never meets.
+    What remains is tangent to the sphere at w, and projecting twice changes nothing.
+
+    g, w: of one shape.
+    dim: the axis of the vectors.
+    eps: the paper's eps_proj, which a unit w never meets.
     """
     return project(g, w, _dot(w, g, dim), _dot(w, w, dim), eps)
 
@@ -101,13 +105,17 @@ def angle(w: Tensor, delta: Tensor, dim: int = -1) -> Tensor:
 
 
 def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1) -> Tensor:
-    """The Angular Step Cap (section 2.3): the candidate w + delta, turned by at most ``max_angle`` radians from w.
+    """The Angular Step Cap (section 2.3): w + delta, at most ``max_angle`` from w.
 
-    w and delta have one shape; the recipe's cap of 1 degree is ``max_angle=math.radians(1)``.
+    A candidate w + delta within the cap is returned as it is (not normalized: the
+    retraction Norm comes afterwards). Beyond it, the unit vector at ``max_angle`` from
+    w in the same tangent direction. Where the tangent part is zero there is no
+    direction to keep and the candidate is left alone. A ``max_angle`` of 0 returns
+    w / ||w||.
 
-    A candidate within the cap is returned as it is (not normalized: the retraction Norm comes afterwards). Beyond it, the
-    point at ``max_angle`` in the same tangent direction, cos(theta_max) w/||w|| + sin(theta_max) u/||u||. Where the tangent
-    part is zero there is no direction to keep and the candidate is left alone. A ``max_angle`` of 0 returns w / ||w||.
+    w, delta: of one shape.
+    max_angle: theta_max in radians; the recipe's 1 degree is ``math.radians(1)``.
+    dim: the axis of the vectors.
     """
     if not isinstance(max_angle, Tensor) and not max_angle >= 0:
         raise ValueError(f"cap_angle: max_angle is an angle in radians, >= 0; got {max_angle}.")
@@ -118,10 +126,15 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
 
 
 def step(h: Tensor, suggestion: Tensor, alpha: float | Tensor, dim: int = -1) -> Tensor:
-    """Norm(h + alpha * (suggestion - h)): one learned step of the hidden state (eqs. ATTNnew2 and MLPnew2).
+    """Norm(h + alpha * (suggestion - h)): one learned step of the hidden state.
 
-    ``alpha`` is a number or a vector of eigen learning rates, one for each coordinate. It is a LERP followed by Norm: for a
-    scalar alpha the result lies on the same great circle as ``slerp``, at a slightly different place along it.
+    Section 3.1 (eqs. ATTNnew2 and MLPnew2). A LERP followed by Norm: for a scalar alpha
+    the result lies on the same great circle as ``slerp``, at a slightly different place
+    along it.
+
+    h, suggestion: unit vectors: the hidden state, and the normalized output of a block.
+    alpha: a number, or a vector of eigen learning rates, one for each coordinate.
+    dim: the axis of the vectors.
     """
     return unit(h + alpha * (suggestion - h), dim)
 

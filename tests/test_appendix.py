@@ -11,7 +11,7 @@ import yaml
 from sphinx.pycode import ModuleAnalyzer
 
 import ngpt_core as ng
-from ngpt_core.viz.sphinx_api import commands, escaped, restructured
+from ngpt_core.viz.sphinx_api import commands, entries, escaped, linked, restructured
 
 ROOT = Path(__file__).parent.parent
 API = (ROOT / "book" / "api.md").read_text()
@@ -21,7 +21,6 @@ GLOSSARY = (ROOT / "book" / "glossary.md").read_text()
 ENTRIES = re.findall(r"^\.\. (autoclass|autofunction|py:data):: ([\w.]+)\n(.*?)(?=^\.\. |^```)", API, re.M | re.S)
 NAMES = [name for _, name, _ in ENTRIES]
 MODULES = {"sphere", "recipe", "viz", "hf"}  # public names that are modules: their own public names are entries
-NOT_IN_THE_BOOK = {"COLORS", "DIVERGING", "SEQUENTIAL", "TEMPLATE"}  # colours
 
 
 def resolve(name: str) -> object:
@@ -42,7 +41,7 @@ def resolve(name: str) -> object:
 def test_every_public_name_has_an_entry():
     public = {f"ngpt_core.{name}" for name in ng._WHERE if name not in MODULES}
     for module in MODULES:
-        own = set(getattr(ng, module).__all__) - NOT_IN_THE_BOOK
+        own = set(getattr(ng, module).__all__) - {"DIVERGING", "SEQUENTIAL"}  # which stand under TEMPLATE
         public |= {f"ngpt_core.{module}.{name}" for name in own}
         assert f".. py:module:: ngpt_core.{module}\n" in API
     assert sorted(public - set(NAMES)) == []
@@ -71,8 +70,9 @@ DATACLASSES = {name: text for _, name, text in ENTRIES if is_dataclass(resolve(n
 def test_every_field_of_a_dataclass_is_described(name):
     cls, text = resolve(name), DATACLASSES[name]
     under = ModuleAnalyzer.for_module(cls.__module__).find_attr_docs()
+    listed = {name for names in re.findall(r"^ *(\w+(?:, \w+)*): ", cls.__doc__, re.M) for name in names.split(", ")}
     for field in fields(cls):
-        said = (cls.__name__, field.name) in under or f"``{field.name}``" in cls.__doc__ + text
+        said = (cls.__name__, field.name) in under or field.name in listed or f"``{field.name}``" in cls.__doc__ + text
         assert said, f"{name}.{field.name}: a reader finds no word on it"
 
 
@@ -102,6 +102,20 @@ def test_docstrings_become_clean_markup():
         "    block | here",
         "",
     ]
+
+
+def test_names_in_docstrings_become_links():
+    known = entries(ROOT / "book" / "api.md")
+    assert set(NAMES) <= set(known.values()) and known["recipe.scaled"] == "ngpt_core.recipe.scaled"
+    for line, place, arguments, text in (
+        ("``Aux``", "ngpt_core.LanguageModel.hidden", set(), ":py:obj:`Aux <ngpt_core.nn.residual.Aux>`"),
+        ("``new_cache``", "ngpt_core.LanguageModel.forward", set(), ":py:obj:`new_cache <ngpt_core.LanguageModel.new_cache>`"),
+        ("``build``", "ngpt_core.recipe.table", set(), ":py:obj:`build <ngpt_core.recipe.build>`"),
+        ("``step``", "ngpt_core.Diagnostics", set(), "``step``"),  # a key: the sphere's step is no neighbour
+        ("``SMGC``", "ngpt_core.SMGC", set(), "``SMGC``"),  # itself
+        ("``load``", "ngpt_core.save", {"load"}, "``load``"),  # an argument
+    ):
+        assert linked(line, place, known, arguments) == text
 
 
 # ---- the glossary ----------------------------------------------------------------------------------------------------

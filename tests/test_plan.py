@@ -34,6 +34,13 @@ def test_flops_of_the_ladder_are_six_times_the_active_parameters_and_a_little_mo
         assert 1.0 < flops_per_token(config, 4096) / (6 * count_parameters(config).active) < 1.3
 
 
+def test_the_help_names_every_gpu(capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    text = "".join(capsys.readouterr().out.split())  # argparse breaks lines at hyphens too
+    assert [gpu for gpu in GPUS if gpu not in text] == []
+
+
 def test_one_rank_holds_every_parameter_and_two_moments():
     config = ng.preset("pico")
     numel = sum(p.numel() for p in ng.LanguageModel(config).parameters())

@@ -51,10 +51,11 @@ def _check_positive(s_z: Tensor, q: float | None) -> None:
 
 
 def backward_scale(s_z: Tensor, q: float | None = 1.0, form: str = "ratio") -> Tensor:
-    """b(s_z) [V], what LGP puts in the place of s_z [V] in the backward pass. ``q=None`` is the ordinary gradient, b = s_z.
+    """b(s_z) [V], what LGP puts in the place of s_z [V] in the backward pass.
 
-    q = 0 is 1 for every token, q = 1 is s_z / mean(s_z), in both forms. Otherwise only "power" keeps the mean of b at 1.
-    The mean must not be 0; s_z starts at 1 and the recipe never brings its mean near 0.
+    ``q=None`` is the ordinary gradient, b = s_z. q = 0 is 1 for every token, q = 1 is
+    s_z / mean(s_z), in both forms. Otherwise only "power" keeps the mean of b at 1. The
+    mean must not be 0; s_z starts at 1 and the recipe never brings its mean near 0.
 
     >>> s_z = torch.tensor([1.0, 2.0, 3.0])
     >>> backward_scale(s_z), backward_scale(s_z, q=2, form="power")
@@ -112,19 +113,22 @@ def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "rati
 
 
 def row_norms(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(W_bar [V, d], s_z [V]) with W = diag(s_z) W_bar: unit rows and norms of an ordinary Transformer's output matrix.
+    """(W_bar [V, d], s_z [V]) with W = diag(s_z) W_bar: the unit rows and norms of W.
 
-    The norms are the logit scales of a model that has no s_z (end of section 2.1). LGP for it is
+    The norms are the logit scales of an ordinary Transformer, which has no s_z and an
+    output matrix W that is not normalized (end of section 2.1). LGP for it is
 
-        W_bar, s_z = row_norms(W);   linear_cross_entropy(h, W_bar, targets, s_z=s_z)     or   logit_scale(h @ W_bar.T, s_z)
+        W_bar, s_z = row_norms(W)
+        loss = linear_cross_entropy(h, W_bar, targets, s_z=s_z)
 
-    The logits are those of W. In the backward pass b(s_z) takes the place of s_z on the way to h and on the way to the
-    *direction* of every row; the gradient of the row's norm stays. With G = dL/dz^T h, row i of W receives
-
-        dw_i = (b_i / s_i) (G_i - w_bar_i <w_bar_i, G_i>) + w_bar_i <w_bar_i, G_i>,
-
-    so at q = 1 what turns a row is divided by mean(s_z) and what stretches it is unchanged. A zero row keeps zero logits.
+    and where logits are wanted, ``logit_scale(h @ W_bar.T, s_z)``: they are those of W.
+    In the backward pass b(s_z) takes the place of s_z on the way to h and on the way to
+    the *direction* of every row; the gradient of the row's norm stays. So at q = 1 what
+    turns a row is divided by mean(s_z) and what stretches it is unchanged. A zero row
+    keeps zero logits.
     """
+    # With G = dL/dz^T h, row i of W receives
+    # dw_i = (b_i / s_i) (G_i - w_bar_i <w_bar_i, G_i>) + w_bar_i <w_bar_i, G_i>
     return sphere.unit(weight), torch.linalg.vector_norm(weight, dim=-1, dtype=wide(weight.dtype))
 
 
@@ -144,7 +148,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """The cross-entropy of softmax(s_z * (h W^T)) with LGP in its backward pass; [tokens, V] never exists.
 
-    The same as ``F.cross_entropy(logit_scale(F.linear(h, weight), s_z, q, form), targets)`` in value and gradients.
+    For h [n, d] and a given s_z it is ``F.cross_entropy(logit_scale(F.linear(h, weight), s_z, q, form), targets)`` in value
+    and gradients.
 
     h: [..., d] hidden states.
     weight: [V, d] output embedding.

@@ -43,6 +43,9 @@ class Cache:
 class LanguageModel(nn.Module):
     """A whole model: embedding, one block for each letter of ``config.pattern``, head. GPT also has a last norm.
 
+    Shapes: tokens, targets and documents are integers [B, T], B sequences of T tokens; h is [B, T, d], d = d_model; logits are
+    [B, T, V], V = vocab_size.
+
     >>> import ngpt_core as ng
     >>> model = ng.LanguageModel(ng.preset("pico"))
     >>> model(torch.tensor([[72, 105]])).shape
@@ -75,7 +78,10 @@ class LanguageModel(nn.Module):
 
     # ---- forward ---------------------------------------------------------------------------------------------------
     def hidden(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> tuple[Tensor, list[Aux]]:
-        """The state h [B, T, d] that the head reads, and what each router of the model says (``Aux``, one an MoE layer)."""
+        """The state h [B, T, d] that the head reads, and what each router of the model says (``Aux``, one an MoE layer).
+
+        The arguments are those of ``forward``.
+        """
         self._check(tokens, documents, cache)
         h, aux = self.embedding(tokens), []
         for i, block in enumerate(self.blocks):
@@ -89,10 +95,13 @@ class LanguageModel(nn.Module):
         return h, aux
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """logits [B, T, V], s_z included.
+        """logits [B, T, V], s_z included: those at position t are for the token at t + 1.
 
-        ``documents`` [B, T] numbers the documents of packed sequences, not decreasing along T: tokens see their own document
-        alone. With a ``cache`` (see ``new_cache``) the tokens follow those that it holds.
+        tokens: integers [B, T] in [0, V).
+        documents: [B, T], the numbers of the documents in packed sequences, not decreasing along T: tokens see their own
+            document alone. None: a sequence is one document.
+        cache: from ``new_cache``; the tokens follow those that it holds. ``documents`` and ``cache`` exclude each other
+            (ValueError).
         """
         return self.head(self.hidden(tokens, documents, cache)[0])
 
@@ -103,12 +112,15 @@ class LanguageModel(nn.Module):
         documents: Tensor | None = None,
         denominator: float | Tensor | None = None,
     ) -> Tensor:
-        """Mean cross-entropy over the targets [B, T] that are not -100; in train() mode plus the routers' balance loss.
+        """Mean cross-entropy over the targets that are not -100; in train() mode plus the routers' balance loss.
 
-        ``denominator``: the number of targets of the global batch. The loss is then this part's share of the global mean, so
-        that summing gradients over micro-batches and ranks gives the gradient of the whole; the balance loss is shared out
-        in the same proportion. Afterwards ``stats`` holds, detached, "cross_entropy", "balance" (the term as it is added)
-        and "load" (for each MoE layer the tokens that each expert was given).
+        tokens, documents: as in ``forward``.
+        targets: integers [B, T]; ``targets[b, t]`` is the token after ``tokens[b, t]``. The model shifts nothing.
+        denominator: the number of targets of the global batch. The loss is then this part's share of the global mean, so
+            that summing gradients over micro-batches and ranks gives the gradient of the whole; the balance loss is shared
+            out in the same proportion. None: the targets given.
+
+        Afterwards ``stats`` holds what the loss was made of.
         """
         for name, value in (("tokens", tokens), ("targets", targets)):
             if not isinstance(value, Tensor):

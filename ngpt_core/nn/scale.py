@@ -15,15 +15,15 @@ __all__ = ["Scale"]
 
 
 class Scale(nn.Module):
-    """A trainable scaling vector (s_qk, s_u, s_z, s_mamba, s_moe) or eigen learning rate (alpha): ``scale()`` is its value.
+    """A trainable scaling vector (s_qk, s_u, s_z, s_mamba, s_moe) or eigen learning rate (alpha). Calling it gives its value.
 
-    shape: of the parameter. A scalar has shape (1,), since fully sharded training has no parameters without dimensions.
+    shape: the parameter's shape. A scalar has (1,), since fully sharded training has no parameters without dimensions.
     init: s_init, the value at the start.
     scale: s_scale, the unit in which it is stored: a step of lr changes the value by lr * init / scale (section 3.1).
 
-    >>> s = Scale(2, init=0.1, scale=0.5)
+    >>> s = Scale(2, init=0.25, scale=0.5)
     >>> s.weight.tolist(), s().tolist()
-    ([0.5, 0.5], [0.10000000149011612, 0.10000000149011612])
+    ([0.5, 0.5], [0.25, 0.25])
     """
 
     def __init__(self, shape: int | tuple[int, ...], init: float, scale: float = 1.0) -> None:

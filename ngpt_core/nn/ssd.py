@@ -106,7 +106,6 @@ def ssd_chunked(
     """The same function by chunks of Q = ``chunk`` tokens: matrix products inside a chunk, a short recurrence between them.
 
     Arguments and results are those of ``ssd_recurrent``; ``chunk`` changes the speed alone.
-    The heads of a group share B and C, which are never repeated: a group's heads lie side by side as columns (r P).
     """
     _check(x, dt, A, B, C, initial_state, documents)
     if chunk < 1:
@@ -121,6 +120,7 @@ def ssd_chunked(
         x, dt, B, C = (F.pad(part, (0, 0) * (part.ndim - 2) + (0, pad)) for part in (x, dt, B, C))
         segment = None if segment is None else torch.cat([segment, segment[:, -1:].expand(-1, pad)], 1)
 
+    # The heads of a group share B and C, which are never repeated: a group's heads lie side by side as columns (r P).
     xs = rearrange(x, "b (c q) (g r) p -> b c g q r p", q=Q, g=G)
     ds = rearrange(dt, "b (c q) (g r) -> b c g q r", q=Q, g=G)
     B, C = (rearrange(part, "b (c q) g n -> b c g q n", q=Q) for part in (B, C))

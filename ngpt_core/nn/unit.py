@@ -35,7 +35,10 @@ def init_rows_(w: Tensor, config: ModelConfig, output: bool = False) -> Tensor:
 
 
 def unit_axes(model: nn.Module) -> dict[str, int]:
-    """Qualified parameter name -> the axis along which it has norm 1, for every unit parameter of the model, in its order."""
+    """Qualified parameter name -> the axis along which it has norm 1, for every unit parameter of the model, in its order.
+
+    A module declares its own: ``self.unit_dims = {"weight": -1}`` says that the rows of its ``weight`` are unit vectors.
+    """
     return {
         f"{prefix}.{name}" if prefix else name: dim
         for prefix, module in model.named_modules()

@@ -38,7 +38,11 @@ def _check(a: float, eps_gate: float) -> None:
 
 
 def gate(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
-    """gamma = sigma(a log(d / eps_gate)), d = sqrt(v_hat) + eps_num: 0 at d = 0, 1/2 at d = eps_gate, towards 1 above.
+    """gamma = sigma(a log(d / eps_gate)): 0 at d = 0, 1/2 at eps_gate, towards 1 above.
+
+    d: sqrt(v_hat) + eps_num, of any shape.
+    a: the gate's sharpness; 1 is Adam's.
+    eps_gate: the gate's threshold.
 
     >>> gate(torch.tensor([0.0, 1e-10, 1e-8, 1e-6]), a=0.5)
     tensor([0.0000, 0.0909, 0.5000, 0.9091])

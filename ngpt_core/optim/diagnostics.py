@@ -4,22 +4,8 @@
     ...
     optimizer.diagnostics.last        # one record a group, of the latest step looked at
 
-Off, or between the steps looked at, it costs nothing: those steps take the fast path. A record is a dict of plain numbers:
-
-    step, group, name       t, the group's number, its "name" key if it has one
-    coordinates             how many there are
-    mean_gate               mean of gamma                                   (figures of the gate)
-    below_gate              share of coordinates with d < eps_gate
-    never                   share with sqrt(v_hat) = 0: no gradient was ever seen (appendix D)
-    zero_gradient           coordinates whose gradient is exactly zero at this step, before projection
-    zero_gradient_per_d     the same divided by d_model (appendix D's figure); None where d_model is unknown
-    clipped                 share of coordinates clipped by SMGC
-    perturbed               coordinates perturbed by PMEN (smooth profile: the sum of psi)
-    angle_mean, angle_max   angle that the group's unit vectors moved, in radians, after the cap
-    capped                  share of vectors held by the cap
-    histogram               counts of log10 sqrt(v_hat) between ``edges``; the ends count what lies outside, but no zeros
-
-On several ranks the numbers are those of the full tensors.
+Off, or between the steps looked at, it costs nothing: those steps take the fast path. On several ranks the numbers are those
+of the full tensors. What a record holds stands under ``Diagnostics``.
 """
 
 from collections.abc import Sequence
@@ -38,9 +24,31 @@ _SUMS = ("coordinates", "gate", "below", "never", "zero", "clipped", "perturbed"
 
 
 class Diagnostics:
-    """Collects one record a group at every ``every``-th step. ``keep``: how many records to hold, None for all of them.
+    """Collects one record a group at the first step that it sees, and again whenever ``every`` more have passed.
 
-    ``d_model`` divides the zero-gradient counts; None takes the length of the group's unit vectors.
+    Set ``optimizer.diagnostics = ng.Diagnostics(every=100)`` and read ``optimizer.diagnostics.last``: the steps looked at are
+    1, 101, 201 and so on.
+
+    every: steps from one look to the next.
+    d_model: what divides the zero-gradient counts; None: the length of the group's unit vectors.
+    keep: how many records to hold; None: all.
+    low, high: the powers of ten between which the histogram has its edges.
+
+    A record is a dict of plain numbers:
+
+    - ``at``: how many steps this object has seen, the first being 1.
+    - ``step``, ``group``, ``name``: t, the group's number, its "name" key (without one, its number as a text).
+    - ``coordinates``: how many there are.
+    - ``mean_gate``: the mean of gamma.
+    - ``below_gate``: the share of coordinates with d < eps_gate.
+    - ``never``: the share with sqrt(v_hat) = 0: no gradient was ever seen (appendix D).
+    - ``zero_gradient``: coordinates whose gradient is exactly zero at this step, before projection.
+    - ``zero_gradient_per_d``: the same divided by d_model (appendix D's figure); None where d_model is unknown.
+    - ``clipped``: the share of coordinates that SMGC clipped.
+    - ``perturbed``: coordinates that PMEN moved (smooth profile: the sum of psi).
+    - ``angle_mean``, ``angle_max``: the angle by which unit vectors moved, in radians, after the cap.
+    - ``capped``: the share of vectors that the cap held.
+    - ``histogram``: counts of log10 sqrt(v_hat) between the edges; the ends count what lies outside, but no zeros.
     """
 
     def __init__(self, every: int = 1, d_model: int | None = None, keep: int | None = None, low: int = -18, high: int = 4):

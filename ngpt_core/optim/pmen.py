@@ -27,11 +27,20 @@ __all__ = ["PMEN", "amplitude", "key", "profile", "signs"]
 
 @dataclass(frozen=True)
 class PMEN:
-    """Settings of Post-Moment Exploration Noise, as GatedAdamW's ``pmen`` keyword and group key take them.
+    """Settings of Post-Moment Exploration Noise, as ``GatedAdamW``'s ``pmen`` keyword and group key take them.
 
-    ``profile``: "step" perturbs where s <= tau (tau = 0: where v is exactly zero), "smooth" by 1 / (1 + (s/tau)^b).
-    ``reference``: "row" is c = 1/sqrt(d_j), d_j the length of the vector; "adam" is c = sqrt((1-beta1)/(1+beta1)).
-    It acts at the steps t = start, start + every, start + 2 every, ..., t counted from 1.
+    s = sqrt(v) is a coordinate's activity, v its second moment after this step's update, not bias-corrected. The step of
+    a perturbed coordinate is lr * strength * c, times psi(s), with a random sign.
+
+    strength: lambda_noise.
+    tau: tau_v, the threshold of s.
+    profile: psi. "step": 1 where s <= tau, else 0; with tau = 0 it acts where v is exactly zero. "smooth": 1 / (1 + (s/tau)^b).
+    b: the sharpness of the smooth profile.
+    reference: c. "row": 1/sqrt(d_j), d_j the length of the vector. "adam": sqrt((1-beta1)/(1+beta1)).
+    start, every: it acts at the steps t = start, start + every, start + 2 every, ..., t counted from 1.
+    seed: decides the signs.
+
+    The defaults are item 9 of the paper's summary, which gives none for b and seed.
     """
 
     strength: float = 10.0

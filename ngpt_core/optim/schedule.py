@@ -56,9 +56,12 @@ def _check_range(eta_max: float, eta_min: float) -> None:
 
 @_of_progress
 def log_decay(r: Progress, rho: float = 0.05, eta_max: float = 1.0, eta_min: float = 0.0) -> Progress:
-    """Logarithmic Learning Rate Decay (section 2.2), from eta_max at r = 0 to eta_min at r = 1: the smaller rho, the earlier.
+    """Logarithmic Learning Rate Decay (section 2.2): eta_max at r = 0, eta_min at 1.
 
-    ``rho=math.inf`` is linear decay, and large values approach it without loss of digits.
+    r: the progress t/T, in [0, 1].
+    rho: > 0; the smaller it is, the earlier the rate falls. ``math.inf`` is linear
+        decay, and large values approach it without loss of digits.
+    eta_max, eta_min: the first value and the last, 0 <= eta_min <= eta_max.
 
     >>> [round(log_decay(r), 4) for r in (0, 0.1, 0.5, 1)]
     [1.0, 0.6392, 0.2124, 0.0]
@@ -72,7 +75,7 @@ def log_decay(r: Progress, rho: float = 0.05, eta_max: float = 1.0, eta_min: flo
 
 @_of_progress
 def cosine(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0) -> Progress:
-    """Half a cosine from eta_max to eta_min.
+    """Half a cosine from eta_max at r = 0 to eta_min at r = 1. Arguments as in ``log_decay``.
 
     >>> cosine(0.5), cosine(1.0, eta_min=0.1)
     (0.5, 0.1)
@@ -83,7 +86,7 @@ def cosine(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0) -> Progress:
 
 @_of_progress
 def linear(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0) -> Progress:
-    """A straight line from eta_max to eta_min."""
+    """A straight line from eta_max at r = 0 to eta_min at r = 1. Arguments as in ``log_decay``."""
     _check_range(eta_max, eta_min)
     return eta_min + (eta_max - eta_min) * (1.0 - r)
 
@@ -92,7 +95,8 @@ def linear(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0) -> Progress:
 def wsd(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0, decay: float = 0.2) -> Progress:
     """Warmup-Stable-Decay without the warmup: eta_max, then linear to eta_min over the last ``decay`` of training.
 
-    The baseline of section 4 uses it with eta_min = 0.01; the share of the decay is not published, 20% is usual.
+    ``decay`` is a share, in (0, 1]; the other arguments are as in ``log_decay``. The baseline of section 4 uses it with
+    eta_min = 0.01; the share of the decay is not published, 20% is usual.
     """
     _check_range(eta_max, eta_min)
     if not (within(decay, 0, open=True) and decay <= 1):
@@ -116,7 +120,8 @@ def _warmup(r: float, share: float) -> float:
 def warmup_before(schedule: Decay, share: float = 0.1) -> Decay:
     """A linear warmup to schedule(0) over the first ``share`` of training, and the schedule over the rest (figure 3).
 
-    With t_warmup = share T, the schedule sees r = (t - t_warmup) / (T - t_warmup), section 2.2.
+    Returns a function of r, as ``schedule`` is one. With t_warmup = share T, the schedule sees
+    r = (t - t_warmup) / (T - t_warmup), section 2.2.
 
     >>> [round(warmup_before(cosine)(r), 4) for r in (0, 0.05, 0.1, 0.55, 1)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
@@ -190,10 +195,11 @@ class Schedule:
     optimizer: any torch optimizer. Of its groups' keys, ``peak_lr`` is the rate that eta multiplies (if absent: the lr at
         the time), ``warmup`` the share of training of the group's own warmup (if absent: 0), ``peak_cap`` the cap in radians
         that the group reaches (if absent: the schedule writes no cap).
-    total_steps: T.
+    total_steps: T, the number of optimizer steps.
     decay: eta, a function of r, or its name: "log", "cosine", "linear", "wsd". Give parameters with functools.partial.
     warmup: "group": every group's own warmup is a factor on the decayed rate (the recipe). "before": one warmup for all
         groups over ``warmup_share`` of training, and the decay only after it (figure 3); groups' own are then not used.
+    warmup_share: the share of training of the one warmup of "before"; "group" does not use it.
     cap_warmup: the share of training over which the cap rises from 0 to its peak.
 
     >>> optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=0.1)
@@ -271,6 +277,7 @@ class Schedule:
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, object]:
+        """Where the schedule stands, for ``load_state_dict``: plain numbers. The peaks are in the optimizer's state."""
         return {"t": self.t, "total_steps": self.total_steps, "anchor": list(self._anchor)}
 
     def load_state_dict(self, state: dict, re_anchor: bool = False) -> None:

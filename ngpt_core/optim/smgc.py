@@ -8,7 +8,8 @@ Symbols (appendix C):
     k      the number of completed optimizer steps
     R      the largest growth factor of v allowed in one step, R >= 1
     s_min  a floor, in units of the bias-corrected sqrt(v_hat), for coordinates with little history
-    C_R    the clipping threshold in units of sqrt(v_bar)
+    C_R    the clipping threshold in units of sqrt(v_bar): sqrt((R - beta2) / (1 - beta2))
+    v_bar  v, but at least (1 - beta2^k) s_min^2
 """
 
 import math
@@ -24,10 +25,14 @@ __all__ = ["SMGC", "growth_clip"]
 
 @dataclass(frozen=True)
 class SMGC:
-    """Settings of Second-Moment Growth Clipping, as GatedAdamW's ``smgc`` keyword and group key take them.
+    """Settings of Second-Moment Growth Clipping, as ``GatedAdamW``'s ``smgc`` keyword and group key take them.
 
-    It acts once k >= ``start``, k being the completed steps: ``start=500`` leaves the first 500 steps alone. At k = 0 the
-    rule as written clips every gradient to zero, which is why it starts late.
+    R: the largest factor by which one step may multiply a second moment, >= 1.
+    s_min: a floor for coordinates with little history, in units of the bias-corrected sqrt(v_hat).
+    start: it acts once k >= start, k being the completed steps: 500 leaves the first 500 steps alone. At k = 0 the rule as
+        written clips every gradient to zero, which is why it starts late.
+
+    The defaults are item 10 of the paper's summary.
     """
 
     R: float = 100.0
@@ -45,10 +50,18 @@ class SMGC:
 
 
 def growth_clip(g: Tensor, v: Tensor, k: int | Tensor, beta2: float, R: float = 100.0, s_min: float = 1e-10) -> Tensor:
-    """sign(g) min(|g|, C_R sqrt(v_bar)): afterwards beta2 v + (1 - beta2) g^2 <= R v_bar, coordinate by coordinate.
+    """sign(g) min(|g|, C_R sqrt(v_bar)), coordinate by coordinate (appendix C).
+
+    Afterwards the new second moment beta2 v + (1 - beta2) g^2 is at most R v_bar.
+
+    g, v: the gradient, and the second moment before this step; of one shape.
+    k: completed steps, an integer or a tensor.
+    beta2: the second moment's, in [0, 1).
+    R, s_min: as in ``SMGC``.
 
     >>> v = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
-    >>> growth_clip(torch.tensor([5.0, -50.0, 1.0], dtype=torch.float64), v, k=1000, beta2=0.975, R=2.0)
+    >>> g = torch.tensor([5.0, -50.0, 1.0], dtype=torch.float64)
+    >>> growth_clip(g, v, k=1000, beta2=0.975, R=2.0)
     tensor([ 5.0000e+00, -6.4031e+00,  6.4031e-10], dtype=torch.float64)
     """
     SMGC(R, s_min)  # its rules: R >= 1, s_min >= 0

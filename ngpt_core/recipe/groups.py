@@ -23,7 +23,7 @@ __all__ = ["Row", "build", "format_table", "param_groups", "settings", "table"]
 
 
 def settings(model: nn.Module, base: Settings | Baseline | None = None, **overrides: object) -> Settings | Baseline:
-    """The numbers for this model: ``base`` (by default the paper's, for nGPT or for GPT) with ``overrides`` by name."""
+    """The numbers for this model, ``base`` with ``overrides``; all three as in ``build``."""
     kind = Settings if _config(model).normalized else Baseline
     if base is not None and not isinstance(base, kind):
         raise ValueError(f"recipe: nGPT takes Settings, GPT takes Baseline; this model wants {kind.__name__}, got {base!r}.")
@@ -73,8 +73,9 @@ def param_groups(
 ) -> list[dict[str, object]]:
     """Groups for GatedAdamW (nGPT) or torch's AdamW (GPT), each complete: parameters with names, peak lr, warmup and all else.
 
-    Parameters that are trained alike share a group; ``group["label"]`` says which lines of the table it holds. Every
-    parameter of the model is in exactly one. ``total_steps`` matters only for GPT's warmup (see Baseline.warmup_share).
+    Parameters that are trained alike share a group; ``group["label"]`` says which lines of ``TABLE`` it holds. Every
+    parameter of the model is in exactly one. The arguments are those of ``build``; ``total_steps`` matters only for GPT's
+    warmup, and may be left out (see ``Baseline.warmup_share``).
     """
     numbers, config, axes = settings(model, base, **overrides), _config(model), unit_axes(model)
     groups: dict[tuple, dict] = {}
@@ -111,8 +112,13 @@ def build(
     """(optimizer, schedule) for a run of ``total_steps`` optimizer steps: call ``schedule.step()`` after ``optimizer.step()``.
 
     nGPT: GatedAdamW and logarithmic decay, with the numbers of ``Settings``. GPT: AdamW and WSD, with those of ``Baseline``.
-    ``overrides`` change numbers by name, e.g. ``C=0.2, cap_degrees=2.0, pmen=None``. Build it after sharding the model. The
-    last step's rate is 0 (r = 1): a run of one step moves nothing.
+    nGPT's last step has the rate 0 (r = 1), so a run of one step moves nothing; GPT's last step has 1% of the peak.
+
+    model: a module with a ``ModelConfig`` as its ``config``, which says d_model, C and normalized, or a wrapper around it
+        (compile, DDP); a ValueError where there is none. A model that is to be sharded is sharded first.
+    total_steps: T, the number of optimizer steps.
+    base: the numbers to start from, ``Settings`` for nGPT or ``Baseline`` for GPT. None: the paper's.
+    overrides: numbers to change by name, e.g. ``C=0.2, cap_degrees=2.0, pmen=None``.
     """
     numbers = settings(model, base, **overrides)
     return numbers.build(param_groups(model, total_steps, numbers), total_steps)
@@ -124,15 +130,15 @@ class Row:
     """How one parameter is trained: ``row.lr`` or ``row["lr"]``."""
 
     name: str
-    """Of the parameter, in the model."""
+    """The parameter's name in the model."""
     shape: tuple[int, ...]
-    """Of the parameter."""
+    """The parameter's shape."""
     unit_dim: int | None
-    """The axis along which it has norm 1, or None."""
+    """The axis along which the parameter has norm 1, or None."""
     lr: float
-    """Peak learning rate."""
+    """The peak learning rate."""
     warmup: float
-    """The share of training of its own warmup."""
+    """The share of training over which its rate is warmed up; 0: not at all."""
     a: float
     """The gate's sharpness; 1 is Adam's, and AdamW's."""
     cap: float | None
@@ -140,7 +146,7 @@ class Row:
     pmen: bool
     """Does it receive exploration noise?"""
     weight_decay: float
-    """Zero in nGPT's recipe."""
+    """lambda, the weight decay: 0 in nGPT's recipe."""
 
     def __getitem__(self, column: str) -> object:
         return getattr(self, column)
@@ -153,7 +159,10 @@ class Row:
 def table(
     model: nn.Module, total_steps: int | None = None, base: Settings | Baseline | None = None, **overrides: object
 ) -> list[Row]:
-    """One row for every parameter, in the model's order: what ``build`` would do, to be read before it is done."""
+    """One row for every parameter, in the model's order: what ``build`` would do, to be read before it is done.
+
+    The arguments are those of ``build``; ``total_steps`` matters only for GPT's warmup, and may be left out.
+    """
     rows = {
         name: Row(
             name,

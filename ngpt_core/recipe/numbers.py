@@ -28,7 +28,7 @@ class Rule:
     """One line of the table."""
 
     rate: str = "global"
-    """Which of the peak learning rates of ``Settings.rates``."""
+    """Which peak learning rate of ``Settings`` it has: "global", "expert", "router", "s_z", "alpha" or "s_qk"."""
     unit: bool = False
     """In nGPT its rows are points of the sphere (item 2): projection, a = 0.5, PMEN, Norm. Others: Adam, a = 1, no geometry."""
     cap: bool = False
@@ -111,18 +111,19 @@ class Settings:
     C: float | None = None
     """The global peak learning rate is C / sqrt(d_model) (section 4.1). None: the config's, 0.24 down to 0.12 on the ladder."""
     expert_multiplier: float = 1.5
-    """On the rate of routed and shared expert rows."""
+    """What multiplies the global rate for the rows of routed and shared experts."""
     router_multiplier: float = 2.0
-    """On the rate of router rows."""
+    """What multiplies the global rate for the rows of routers."""
     s_z_lr: float = 0.5
-    """Absolute peak learning rate of s_z (item 11)."""
+    """The peak learning rate of s_z (item 11)."""
     alpha_lr: float = 0.2
-    """Of the eigen learning rates alpha_A and alpha_M (item 11), as they are stored: they start at 1, and the forward pass
-    multiplies them by 0.1. (Read as the product's rate, 0.2 would be 17 times the original nGPT's; so it is 1.7 times.)"""
+    """The peak learning rate of alpha_A and alpha_M, the eigen learning rates (item 11), as they are stored: they start at 1,
+    and the forward pass multiplies them by 0.1. (Read as the rate of the product, 0.2 would be 17 times the original nGPT's;
+    read as here it is 1.7 times.)"""
     s_qk_lr: float = 0.2
-    """Of s_qk (item 11). s_u, s_mamba and s_moe, of which the paper says nothing, take the global rate."""
+    """The peak learning rate of s_qk (item 11). Of s_u, s_mamba and s_moe the paper says nothing: they take the global one."""
     betas: tuple[float, float] = (0.975, 0.975)
-    """Of the two moments (section 4.1): both remember about 40 steps."""
+    """beta_1 and beta_2, of the two moments (section 4.1): both remember about 40 steps."""
     eps_gate: float = 1e-8
     """The gate's threshold (section 4.1): it is half open where sqrt(v_hat) is this large."""
     eps_num: float = 1e-14
@@ -130,25 +131,25 @@ class Settings:
     a: float = 0.5
     """The gate's sharpness for unit rows (item 2)."""
     a_other: float = 1.0
-    """For everything else: Adam's (item 2)."""
+    """The gate's sharpness for all parameters that are not unit rows: 1, which is Adam's (item 2)."""
     tangent: bool = True
     """Pre-Moment Tangent Projection of unit rows (item 2)."""
     cap_degrees: float | None = 1.0
     """The Angular Step Cap after its warmup; it does not follow the decay. None: no cap."""
     pmen: PMEN | None = field(default_factory=PMEN)
-    """Post-Moment Exploration Noise on unit rows (item 9). None: none."""
+    """Post-Moment Exploration Noise on unit rows (item 9). Default: ``PMEN()``. None: no noise."""
     pmen_embeddings: bool = True
-    """Also on the input and output embeddings."""
+    """Whether the input and output embeddings receive exploration noise as well."""
     smgc: SMGC | None = field(default_factory=SMGC)
-    """Second-Moment Growth Clipping on every coordinate, after 500 steps (item 10). None: none."""
+    """Second-Moment Growth Clipping on every coordinate, after 500 steps (item 10). Default: ``SMGC()``. None: no clipping."""
     weight_decay: float = 0.0
-    """On matrices and embeddings, for experiments: the recipe has none (item 1)."""
+    """lambda, the weight decay of matrices and embeddings, for experiments: the recipe has none (item 1)."""
     decay: str = "lr"
-    """How GatedAdamW multiplies a weight decay: "lr" as torch, "eta" as Algorithm 1."""
+    """How ``GatedAdamW`` multiplies a weight decay: "lr" as torch, "eta" as Algorithm 1."""
     schedule: str | Callable[[float], float] = "log"
-    """eta as a function of progress, or its name; see optim/schedule.py."""
+    """eta as a function of the progress r, or its name: "log", "cosine", "linear" or "wsd"."""
     rho: float = 0.05
-    """Of the logarithmic decay."""
+    """rho of the logarithmic decay: the smaller, the earlier the rate falls. Other schedules do not use it."""
     warmup: str = "group"
     """"group": decay from the first step, and the table's own warmups. "before": one for all, then decay (figure 3).
     "all": as "group", but every rate is warmed up, as GPT's are (not published; chapter 9 tries it)."""
@@ -157,7 +158,7 @@ class Settings:
     clip_norm: float | None = None
     """Global gradient norm clipping, for the training loop to do; not part of the recipe."""
     nonfinite: str = "raise"
-    """What a gradient that is not finite does: "raise", "skip" or "off"; see GatedAdamW."""
+    """What a gradient that is not finite does: "raise", "skip" or "off"; see ``GatedAdamW``."""
 
     def __post_init__(self) -> None:
         rates = ("C", "expert_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
@@ -210,25 +211,26 @@ class Baseline:
     lr: float | None = None
     """The peak learning rate. None: the config's, 2.2e-3 down to 1.2e-3 on the ladder."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Of AdamW's two moments."""
+    """beta_1 and beta_2, of AdamW's two moments."""
     eps: float = 1e-8
-    """Added to AdamW's denominator."""
+    """What is added to AdamW's denominator."""
     weight_decay: float = 0.1
-    """On matrices and embeddings; not on norms, convolutions, A_log, D and dt_bias."""
+    """lambda, the weight decay of matrices and embeddings; norms, convolutions, A_log, D and dt_bias have none."""
     schedule: str | Callable[[float], float] = "wsd"
-    """eta as a function of progress, or its name. The next two are for "wsd"; to others give parameters with partial."""
+    """eta as a function of the progress r, or its name: "log", "cosine", "linear" or "wsd". ``eta_min`` and ``wsd_decay`` are
+    for "wsd"; give parameters to others with functools.partial."""
     eta_min: float = 0.01
     """The share of the peak at which WSD ends: 1%."""
     wsd_decay: float = 0.2
     """The last share of training, over which WSD falls linearly (not published; ours)."""
     warmup: str = "group"
-    """"group": a factor on the decayed rate. "before": the warmup first, then the schedule over the rest."""
+    """"group": the warmup is a factor on the decayed rate. "before": it comes first, and the schedule runs over the rest."""
     warmup_tokens: float = 1e9
     """Length of the linear warmup: 1B tokens, at most ``warmup_share`` of the run. Needs ``tokens_per_step``."""
     tokens_per_step: float | None = None
     """Tokens of one optimizer step. None: not known, and the warmup is ``warmup_share`` of the run."""
     warmup_share: float = 0.1
-    """Longest warmup, as a share of the run."""
+    """The longest warmup, as a share of the run."""
     clip_norm: float | None = 1.0
     """Global gradient norm clipping, for the training loop to do (not published; ours)."""
 

@@ -32,10 +32,17 @@ SHORTEST = {Settings: 2.5, Baseline: 5.0}  # m_0
 
 
 def scaled(model: nn.Module | Settings | Baseline, total_steps: int, **overrides: object) -> Settings | Baseline:
-    """The numbers for a run of ``total_steps``: the paper's for a long one, a shorter first moment for a short one.
+    """The numbers for a run of ``total_steps``: a shorter first moment for a short run.
 
-    ``model``: whose published numbers are scaled; or numbers to start from. ``overrides`` come on top, by name. Use it as
-    ``recipe.build(model, steps, recipe.scaled(model, steps))``.
+    beta1 = 1 - 1/m. The memory m, in steps, is T / 400, but at least 2.5 (nGPT) or 5
+    (GPT) and at most the published beta1's, 1 / (1 - beta1): nGPT reaches it at
+    T = 16,000, GPT at 4,000. No other number changes.
+
+    model: whose published numbers are scaled; or numbers to start from.
+    total_steps: T, the number of optimizer steps.
+    overrides: numbers to change by name, on top.
+
+    Use it as ``recipe.build(model, steps, recipe.scaled(model, steps))``.
     """
     if not count(total_steps, 1):
         raise ValueError(f"recipe.scaled: total_steps counts optimizer steps, at least 1; got {total_steps!r}.")

@@ -44,17 +44,19 @@ class TrainConfig:
     """A run. Frozen: what was asked for is what config.json records."""
 
     out: str = ""
-    """The run's folder: config.json, metrics.jsonl, samples.jsonl, checkpoints/ and at the end export/."""
+    """The run's folder: config.json, metrics.jsonl, samples.jsonl, checkpoints/ and at the end export/. ngpt train needs it."""
     steps: int | None = None
-    """Optimizer steps in all. Not given: as many as the model's number of training tokens needs."""
+    """Optimizer steps in all. Not given: as many as the model's training tokens (its field tokens) need. The laptop's presets
+    (pico, micro, mini) have no such number: for them it must be given."""
     batch_size: int = 8
-    """B: sequences in one optimizer step, over all ranks together. It does not change with their number."""
+    """B: sequences in one optimizer step, over all ranks together. It does not change with their number. Not given for a model
+    with a number of training tokens, as the ladder's: 512."""
     seq_len: int = 256
-    """T: tokens of a sequence."""
+    """T: tokens of a sequence. Not given for a model with a number of training tokens, as the ladder's: 8192."""
     micro_batch: int | None = None
     """Sequences that a rank processes at once; the rest of its share follows (gradient accumulation). None: its whole share."""
     data: tuple[str, ...] = ("stdlib",)
-    """Packed corpora to train on, DIR or DIR=WEIGHT for a blend; stdlib is this machine's Python standard library."""
+    """Packed corpora to train on, DIR or DIR=WEIGHT for a blend; stdlib: this machine's Python standard library."""
     val_data: tuple[str, ...] = ()
     """Packed corpora to evaluate on. Not given: the held-out split of --data."""
     verify_data: bool = True
@@ -63,10 +65,10 @@ class TrainConfig:
     """Decides the first weights, the order of the data, exploration noise and samples."""
 
     recipe: tuple[str, ...] = ()
-    """Numbers of the recipe to change, NAME=VALUE: those of recipe.Settings (nGPT) or recipe.Baseline (GPT), e.g. rho=0.1. A
-    dot reaches into PMEN and SMGC: smgc.R=2."""
+    """Numbers of the recipe to change, NAME=VALUE: those of ``recipe.Settings`` (nGPT) or ``recipe.Baseline`` (GPT), e.g.
+    rho=0.1. A dot reaches into ``PMEN`` and ``SMGC``: smgc.R=2."""
     scaled: bool = True
-    """Give a short run the numbers that suit it (recipe.scaled); a long one has the paper's anyway. --recipe comes on top."""
+    """Give a short run the numbers that suit it (``recipe.scaled``); a long one has the paper's. --recipe comes on top."""
 
     eval_every: int = 50
     """Evaluate every so many steps, and at the end; 0: only at the end."""
@@ -99,7 +101,7 @@ class TrainConfig:
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     precision: str = "auto"
-    """Of the matrix products: fp32, or bf16 with fp32 master weights. auto: bf16 on a GPU with units for it (Ampere
+    """The precision of matrix products: fp32, or bf16 with fp32 master weights. auto: bf16 on a GPU with units for it (Ampere
     and newer), else fp32."""
     compile: bool = False
     """torch.compile each block."""
@@ -169,10 +171,10 @@ def _typed(cls: type, values: Mapping[str, object]) -> dict[str, object]:
 
 @cache
 def field_help(cls: type) -> dict[str, str]:
-    """Field -> the text that stands under it in the source: written once, read in the file and in ``--help``."""
+    """Field -> the text that stands under it in the source: written once, read in the file, in ``--help`` and in the book."""
     body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0].body
     return {
-        node.target.id: " ".join(text.value.value.split())
+        node.target.id: " ".join(text.value.value.replace("``", "").split())
         for node, text in pairwise(body)
         if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }

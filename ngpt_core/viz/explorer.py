@@ -51,7 +51,8 @@ class Explorer:
     ...     return {"t": t, "y": a * t**2, "top": a}
     >>> def draw(v):
     ...     return go.Figure(go.Scatter(x=v["t"], y=v["y"]))
-    >>> Explorer(parabola, {"a": Slider((0, 2, 11), default=1)}, draw, readout="y(1) = {top:.1f}")
+    >>> sliders = {"a": Slider((0, 2, 11), default=1)}
+    >>> Explorer(parabola, sliders, draw, readout="y(1) = {top:.1f}")
     Explorer parabola: a = 1; 11 cells, 2 kB
     """
 

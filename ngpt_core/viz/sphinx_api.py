@@ -9,6 +9,7 @@ reStructuredText. Before it sees a docstring,
 2. an indented block becomes a literal one;
 3. lines that begin with the name of an argument become a list of arguments;
 4. a formula's parts, a \\qquad and a new line between them, stand below each other, for a phone is narrow;
+5. a name in double backquotes that is an entry of the page becomes a link to it;
 
 and a large dataclass is shown without a signature: its fields stand below it with types, defaults and texts of their own. The
 directive ``ngpt-commands`` lists the commands of the shell and their flags, from the very parsers that read them.
@@ -18,6 +19,8 @@ import argparse
 import inspect
 import re
 from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
 
 from docutils import nodes
 from sphinx import addnodes
@@ -27,6 +30,8 @@ from sphinx.util.docutils import SphinxDirective
 LITERAL = re.compile(r"(``.+?``|:[a-z:]+:`.+?`)")
 CODE = re.compile(r'(?<![\w`"-])("[\w.+-]+ ?"|--[a-z][\w-]*)(?![\w"])')  # a value, a flag
 COMMAND = re.compile(r"(torchrun .+? \.\.\.|--[a-z][\w-]* \d+)")  # in the texts of the shell
+NAME = re.compile(r"``([\w.]+)(\((?:\.\.\.)?\))?``")
+ENTRY = re.compile(r"^\.\. (?:autoclass|autofunction|py:data):: ([\w.]+)\n(?: +:members: (.+))?", re.M)
 EMPHASIS = re.compile(r"(?<!\S)\*(?=\w)[^*]*\w\*(?!\w)")
 
 
@@ -116,6 +121,36 @@ def restructured(lines: list[str], names: set[str] = frozenset()) -> list[str]:
     return out
 
 
+# ---- links -----------------------------------------------------------------------------------------------------------
+@cache
+def entries(page: Path) -> dict[str, str]:
+    """What a text may call an entry of the page (``Settings``, ``recipe.Settings``, ``Schedule.at``) -> its full name."""
+    found = {}
+    for full, members in ENTRY.findall(page.read_text(encoding="utf-8")):
+        parts = full.split(".")
+        for i, member in [(i, m) for i in range(len(parts)) for m in ("", *filter(None, members.split(", ")))]:
+            found[".".join([*parts[i:], member]).rstrip(".")] = f"{full}.{member}".rstrip(".")
+    return found
+
+
+def linked(line: str, name: str, known: dict[str, str], arguments: set[str] = frozenset()) -> str:
+    """The line, from the docstring of ``name``, with links. A short plain word may be anything: it is an entry only for its
+    neighbours, those of the same module or class.
+
+    >>> linked("``Aux``, ``step``, ``PMEN()``", "ng.gate", {"Aux": "ng.nn.Aux", "step": "ng.sphere.step", "PMEN": "ng.PMEN"})
+    ':py:obj:`Aux <ng.nn.Aux>`, ``step``, :py:obj:`PMEN() <ng.PMEN>`'
+    """
+
+    def link(found: re.Match) -> str:
+        text = found[1]
+        target = known.get(f"{name.rpartition('.')[0]}.{text}")
+        if target is None and re.search(r"[A-Z_.]", text):
+            target = known.get(text)
+        return found[0] if target in (None, name) or text in arguments else f":py:obj:`{text}{found[2] or ''} <{target}>`"
+
+    return NAME.sub(link, line)
+
+
 def _argument_names(what: str, thing: object) -> set[str]:
     if what not in ("class", "function", "method"):
         return set()
@@ -128,7 +163,8 @@ def _argument_names(what: str, thing: object) -> set[str]:
 def process_docstring(app: Sphinx, what: str, name: str, thing: object, options, lines: list[str]) -> None:
     if what == "class" and is_dataclass(thing) and lines and lines[0].startswith(f"{thing.__name__}("):
         lines.clear()  # not a docstring: the signature that dataclasses put in the place of none
-    lines[:] = restructured(lines, _argument_names(what, thing))
+    arguments, known = _argument_names(what, thing), entries(Path(app.srcdir) / "api.md")
+    lines[:] = restructured([linked(line, name, known, arguments) for line in lines], arguments)
 
 
 def process_signature(app: Sphinx, what: str, name: str, thing: object, options, signature, returns):
@@ -182,7 +218,7 @@ class Commands(SphinxDirective):
                 body += flags
             if with_fields:
                 run, model = self._link("ngpt_core.train.config.TrainConfig"), self._link("ngpt_core.ModelConfig")
-                body += self._text("And every field of ", run, " and of ", model, ", as in --seq-len 512.")
+                body += self._text("And the fields of ", run, " and of ", model, ", as in --seq-len 512; below it is said how.")
             target = nodes.target("", "", ids=["command-" + name.replace(" ", "-")])
             self.state.document.note_explicit_target(target)
             listing += nodes.definition_list_item("", nodes.term("", "", target, nodes.literal("", name)), body)
