@@ -96,6 +96,7 @@ def ratios_figure() -> go.Figure:
     figure.add_scatter(
         x=[1.4] * len(behind), y=[short(n) for n in behind], mode="markers", name="a seed that does not reach GPT",
         marker={"symbol": "triangle-right", "size": 10, "color": COLORS["grey"]},
+        hovertemplate="does not reach GPT<extra></extra>",
     )  # fmt: skip
     for x, color in ((1.0, GPT), (0.5, COLORS["grey"])):
         figure.add_vline(x=x, line={"color": color, "width": 1, "dash": "dot"})
