@@ -21,7 +21,7 @@ from ngpt_core.cli import main
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.plan import GIB, plan_for
 
-pytest.importorskip("plotly", reason='the figures need plotly: pip install "ngpt-core[book]"')
+pytest.importorskip("plotly", reason='the figures need plotly: pip install "ngpt-core[notebook]"')
 from ngpt_core.viz import planning, swap, training
 
 BOOK = Path(__file__).parent.parent / "book"

@@ -81,5 +81,5 @@ def test_every_public_name_resolves():
 def test_the_first_cell_of_a_notebook_installs_from_the_repositorys_address(path):
     first = next(c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code")
     address = PYPROJECT["project"]["urls"]["Repository"]
-    assert "".join(first["source"]).splitlines()[-1].strip() == f'%pip install -q "ngpt-core[book] @ git+{address}"'
+    assert "".join(first["source"]).splitlines()[-1].strip() == f'%pip install -q "ngpt-core[notebook] @ git+{address}"'
     assert "remove-cell" in first["metadata"]["tags"]  # Colab runs it, the page does not show it

@@ -168,7 +168,7 @@ def write_report(folders: list[str], out: str) -> str:
 
         from .figures import SECTIONS
     except ImportError:
-        raise ValueError("ngpt report draws with plotly: pip install plotly ipywidgets anywidget.") from None
+        raise ValueError("ngpt report draws with plotly: pip install \"ngpt-core[notebook]\".") from None
     runs = [read_run(folder) for folder in folders]
     if len({run.name for run in runs}) < len(runs):
         for run, folder in zip(runs, folders):
