@@ -38,7 +38,7 @@ QUARTER = STEPS[SMALLEST] // 4
 LENGTHS = (250, 500, 1000, 2000)
 LENGTH_BETAS = ("0.6", "0.8", "0.95"), ("0.95", "0.975")
 SHORT_BETA = "0.6"
-BUDGETS = {"hybrid-0.5M": 0.5, "dense-0.5M": 0.5, HYBRID: 1.0, "hybrid-1M": 0.5, "dense-1M": 0.5}  # share of STEPS
+BUDGETS = {"hybrid-0.5M": 0.5, HYBRID: 1.0, "dense-0.5M": 0.5, "hybrid-1M": 0.5, "dense-1M": 0.5}  # share of STEPS
 MOMENTS = ("0.4,0.99", "0.6,0.99", "0.8,0.99", "0.95,0.99")  # 0.9 is the dense model's
 FIRST = {"gpt": {"lr": 0.001, "betas": "0.8,0.99", "clip_norm": "none"}, "ngpt": {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}}
 
