@@ -63,16 +63,23 @@ def test_an_ablation_of_the_same_length_does_not_take_the_place_of_the_recipe(ev
     rows += [row("ngpt", steps, seed, {"C": 1}, loss) for seed in (1, 2, 3) for steps, loss in ((50, 2.1), (100, 1.9))]
     rows += [row("ngpt", 100, seed, {"C": 1, "a": 1}, 1.5) for seed in (1, 2, 3)]  # in the table after the recipe
     rows += [row("ngpt", steps, 1, {"C": 2}, 1.0) for steps in (50, 100)]  # not on all seeds
-    (fight,) = evidence[2].fights(rows, "0.9,0.99")
+    tuned = {"gpt": "0.9,0.99", "ngpt": "0.9,0.99"}
+    (fight,) = evidence[2].fights(rows, tuned)
     assert fight["round"] == 0 and fight["ngpt"] == [1.9] * 3 and 0.5 < fight["ratio"] < 1
     assert fight["recipes"]["ngpt"] == {"betas": "0.9,0.99", "C": 1}
     # a second round with other numbers is a fight of its own: neither side's runs are mixed
     own = {"C": 3, "betas": "0.6,0.99"}
-    rows += [row("gpt", 100, seed, {"lr": 2}, 1.8) for seed in (1, 2, 3)]
+    rows += [row("gpt", 100, seed, {"lr": 2, "betas": "0.8,0.99"}, 1.8) for seed in (1, 2, 3)]
     rows += [row("ngpt", steps, seed, own, loss) for seed in (1, 2, 3) for steps, loss in ((50, 1.9), (100, 1.7))]
-    first, second = evidence[2].fights(rows, "0.9,0.99")
+    first, second = evidence[2].fights(rows, tuned)
     assert first == fight and (second["round"], second["gpt"], second["ngpt"]) == (1, [1.8] * 3, [1.7] * 3)
-    assert second["recipes"] == {"gpt": {"betas": "0.9,0.99", "lr": 2}, "ngpt": own}
+    assert second["recipes"] == {"gpt": {"betas": "0.8,0.99", "lr": 2}, "ngpt": own}
+    # a round that one side has not finished, or whose shorter schedules are not trained, is no fight
+    assert [f["round"] for f in evidence[2].fights([r for r in rows if r["recipe"].get("lr") != 2], tuned)] == [0]
+    assert [f["round"] for f in evidence[2].fights([r for r in rows if (r["steps"], r["recipe"]) != (50, own)], tuned)] == [0]
+    assert second["seeds"][0] == pytest.approx(2 ** -0.5)
+    both = evidence[2].pooled([first, second])
+    assert both == {"fights": 2, "deviation": pytest.approx(0.0), "factor": pytest.approx(1.0)}
 
 
 def test_both_sides_have_equal_trials_and_every_job_can_be_trained(evidence):

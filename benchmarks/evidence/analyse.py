@@ -29,13 +29,14 @@ from ngpt_core.viz.whole import tokens_to_reach
 
 BLOCKS = HERE / "results" / "blocks.jsonl"
 OUT = Path(ng.__file__).parent / "viz" / "evidence.json"
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # 97.5% quantiles for n - 1 degrees of freedom, by n
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 8: 2.306, 10: 2.228, 12: 2.179, 14: 2.145, 16: 2.120,
+           18: 2.101, 20: 2.086, 22: 2.074, 24: 2.064}  # 97.5% quantiles, by degrees of freedom
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
     """(mean, low, high): Student's 95% interval of the mean."""
     n = len(values)
-    half = STUDENT[n] * stdev(values) / math.sqrt(n) if n > 1 else math.inf
+    half = STUDENT[n - 1] * stdev(values) / math.sqrt(n) if n > 1 else math.inf
     return mean(values), mean(values) - half, mean(values) + half
 
 
@@ -89,37 +90,40 @@ def tuning(rows: list[dict]) -> dict[str, dict]:
 
 def _recipes(rows: list[dict], side: str, steps: int, lengths: int) -> list[list[dict]]:
     """A side's runs of every length that has all seeds, by recipe, in the order of the table. A recipe that was not trained for
-    ``steps``, or only for fewer ``lengths``, is left out."""
+    ``steps``, or for fewer than ``lengths`` from half of them to all, is left out."""
     by_recipe, found = {}, []
     for r in rows:
         if r["side"] == side:
             by_recipe.setdefault(json.dumps(r["recipe"], sort_keys=True), {}).setdefault(r["steps"], []).append(r)
     for by_steps in by_recipe.values():
         whole = {n: runs for n, runs in by_steps.items() if {r["seed"] for r in runs} == set(SEEDS)}
-        if steps in whole and len(whole) >= lengths:
+        if steps in whole and sum(steps / 2 <= n <= steps for n in whole) >= lengths:
             found.append([r for runs in whole.values() for r in runs])
     return found
 
 
-def fights(rows: list[dict], betas: str) -> list[dict]:
+def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
     """Every (model, batch, GPT's steps) that was trained on all seeds by both sides. "round" 1: a hybrid with numbers of its
-    own, that is, with other betas of nGPT than those that were tuned on the dense model (``betas``).
+    own, that is, with other betas than those that were tuned on the dense model (``betas``, by side).
 
-    Recipes of GPT and of nGPT are paired in the order in which they were trained; one that only one side has finished is left
-    out. An ablation, which has one length, is no recipe of nGPT.
+    Recipes of GPT and of nGPT are paired within a round, in the order in which they were trained; one that only one side has
+    finished is left out. An ablation, which has one length, is no recipe of nGPT.
     """
     found, rounds, finals = [], [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
     groups = {(r["model"], r["batch"], r["steps"]) for r in finals if r["side"] == "gpt"}
     for model, batch, steps in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1] or 0, g[2])):
         mine = [r for r in finals if (r["model"], r["batch"]) == (model, batch)]
-        sides = [_recipes(mine, side, steps, lengths) for side, lengths in (("gpt", 1), ("ngpt", 2))]
-        rounds += [(model, batch, steps, *runs) for runs in zip(*sides)]
-    for model, batch, steps, gpt_runs, same in rounds:
+        for number in (0, 1):
+            sides = []
+            for side, lengths in (("gpt", 1), ("ngpt", 2)):
+                own = [r for r in mine if (model.startswith("hybrid") and r["recipe"]["betas"] != betas[side]) == number]
+                sides.append(_recipes(own, side, steps, lengths))
+            rounds += [(model, batch, steps, number, *runs) for runs in zip(*sides)]
+    for model, batch, steps, number, gpt_runs, same in rounds:
         gpt, full = ({r["seed"]: r for r in runs if r["steps"] == steps} for runs in (gpt_runs, same))
         recipes = {side: x[SEEDS[0]]["recipe"] for side, x in (("gpt", gpt), ("ngpt", full))}
         by_seed = {s: {r["tokens"]: r["val_loss"] for r in same if r["seed"] == s} for s in SEEDS}
         tokens = gpt[SEEDS[0]]["tokens"]
-        number = int(model.startswith("hybrid") and recipes["ngpt"]["betas"] != betas)
         fields = dict(MODELS[model][0])
         active = ng.presets.count_parameters(ng.preset(fields.pop("preset"), **fields)).active
         shared = sorted(set.intersection(*(set(x) for x in by_seed.values())))
@@ -134,6 +138,16 @@ def fights(rows: list[dict], betas: str) -> list[dict]:
             "curves": {"gpt": [gpt[s]["curve"] for s in SEEDS], "ngpt": [full[s]["curve"] for s in SEEDS]},
         })  # fmt: skip
     return found
+
+
+def pooled(fights: list[dict]) -> dict:
+    """The scatter of the seeds in several fights together: the standard deviation of log(ratio), and the factor by which a mean
+    of three may be off at 95% (as if they all scattered alike)."""
+    logs = [[math.log(r) for r in f["seeds"]] for f in fights if f["ratio"]]
+    freedom = sum(len(x) - 1 for x in logs)
+    deviation = math.sqrt(sum((len(x) - 1) * stdev(x) ** 2 for x in logs) / freedom) if freedom else math.inf
+    factor = math.exp(STUDENT.get(freedom, 2.0) * deviation / math.sqrt(len(SEEDS))) if freedom else math.inf
+    return {"fights": len(logs), "deviation": deviation, "factor": factor}
 
 
 def _cpu(rows: Iterable[dict]) -> float:
@@ -180,13 +194,15 @@ def blocks(rows: list[dict]) -> list[dict]:
 def main() -> None:
     rows = read()
     tuned, best = tuning(rows), checked(Stored(rows), HYBRID, QUARTER)["ngpt"]
+    found = fights(rows, {side: x["best"]["betas"] for side, x in tuned.items()})
     pieces = {"hybrid": ablation_jobs(HYBRID, best, QUARTER), "dense": ablation_jobs(SMALLEST, FIRST["ngpt"], 1000, 8)}
     summary = {
         "about": {
             "corpus": embedded().checksum, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
             "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
-        "tuning": tuned, "fights": fights(rows, tuned["ngpt"]["best"]["betas"]), "hybrid": best,
+        "tuning": tuned, "fights": found, "hybrid": best,
+        "pooled": pooled([f for f in found if f["model"].startswith("hybrid")]),
         "lengths": lengths(rows, length_jobs(best), best), "own": own_trials(rows), "blocks": blocks(rows),
         "ablations": {kind: ablations(rows, jobs) for kind, jobs in pieces.items()},
     }  # fmt: skip

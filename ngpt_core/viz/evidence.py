@@ -29,6 +29,7 @@ def _title(f: dict) -> str:
 
 
 FIGHTS = {_title(f): f for f in DATA["fights"] if (f["model"], f["sequences"]) != (DENSE, OLD)}
+assert len(FIGHTS) == sum((f["model"], f["sequences"]) != (DENSE, OLD) for f in DATA["fights"]), "two fights of one name"
 SEEDS = ["1", "2", "3", "mean"]
 _LENGTHS = max((len(f["shorter"]) for f in FIGHTS.values()), default=0)
 
