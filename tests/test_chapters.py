@@ -145,7 +145,7 @@ def test_without_a_loss_the_scaled_out_days_are_the_pages():
     page, _ = plan_for({}, {"preset": "30B"}, 64, "h100-80gb", 0.35)
     days = float(re.search(r"about ([\d.]+) days", page)[1])
     found = planning.scaling_out("30B", "h100-80gb", 0.35, 1.0)
-    assert found["last"] * 512 / 64 == pytest.approx(days, abs=0.05) and found["faster"][3] == pytest.approx(64 / 8)
+    assert found["days"][3] == pytest.approx(days, abs=0.05) and found["ideal"] == pytest.approx(found["days"])
 
 
 def test_the_lost_share_of_the_time_is_that_of_a_simulated_job():

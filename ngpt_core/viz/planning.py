@@ -60,13 +60,14 @@ def by_hand_figure(v: dict) -> go.Figure:
 
 # ---- time and GPU hours ----------------------------------------------------------------------------------------------
 def scaling_out(name: str, gpu: str, mfu: float, kept: float) -> dict:
-    """Speed and GPU hours over the number of GPUs, those of 8 being 1, when each doubling keeps that share of the MFU."""
+    """Days over the number of GPUs, and GPU hours over those of 8, when each doubling keeps that share of the MFU."""
     N = np.array(RANKS)
     reached = mfu * kept ** np.log2(N / RANKS[0])
     seconds = work(name)[1] / (N * GPUS[gpu].peak * reached)  # eq-train-time
     hours = seconds * N / 3600
     return {
-        "faster": seconds[0] / seconds,
+        "days": seconds / 86400,
+        "ideal": seconds[0] / 86400 * RANKS[0] / N,
         "bill": hours / hours[0],
         "hours": hours[-1],
         "last": seconds[-1] / 86400,
@@ -78,14 +79,14 @@ def scaling_out_figure(v: dict) -> go.Figure:
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
     dash = {"mode": "lines", "line": {"color": COLORS["grey"], "width": 2, "dash": "dash"}}
     line = {"mode": "lines+markers", "line": {"color": COLORS["blue"], "width": 2.5}}
-    ideal = [n / RANKS[0] for n in RANKS]
-    figure.add_scatter(x=TICKS, y=ideal, name="if nothing were lost", **dash, row=1, col=1)
-    figure.add_scatter(x=TICKS, y=v["faster"], name="speed", **line, row=1, col=1)
-    figure.add_bar(x=TICKS, y=v["bill"], name="GPU hours", marker_color=COLORS["teal"], row=2, col=1)
+    figure.add_scatter(x=TICKS, y=v["ideal"], name="if nothing were lost", **dash, row=1, col=1)
+    figure.add_scatter(x=TICKS, y=v["days"], name="days", **line, row=1, col=1)
+    figure.add_bar(x=TICKS, y=v["bill"], name="GPU hours, those of 8 being 1", marker_color=COLORS["teal"], row=2, col=1)
     figure.update_xaxes(type="category")
     figure.update_xaxes(title="GPUs", row=2, col=1)
-    figure.update_yaxes(title="times that of 8", type="log", range=[-0.1, 1.9], tickvals=ideal, row=1, col=1)
-    figure.update_yaxes(title="times those of 8", range=[0, 4], row=2, col=1)
+    ticks = [m * 10.0**k for k in range(-3, 4) for m in (1, 2, 5)]
+    figure.update_yaxes(title="days", type="log", tickvals=ticks, row=1, col=1)  # each preset's own range: both lines are seen
+    figure.update_yaxes(title="GPU hours, relative", range=[0, 4], row=2, col=1)
     return figure.update_layout(height=480)
 
 
