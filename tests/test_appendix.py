@@ -18,7 +18,14 @@ API = (ROOT / "book" / "api.md").read_text()
 GLOSSARY = (ROOT / "book" / "glossary.md").read_text()
 
 # (kind, dotted name, the text under it) of every entry of the reference
-ENTRIES = re.findall(r"^\.\. (autoclass|autofunction|py:data):: ([\w.]+)\n(.*?)(?=^\.\. |^```)", API, re.M | re.S)
+ENTRIES, MODULE = [], ""
+for kind, name, text in re.findall(
+    r"^\.\. (autoclass|autofunction|py:data|py:module):: ([\w.]+)\n(.*?)(?=^\.\. |^```)", API, re.M | re.S
+):
+    if kind == "py:module":
+        MODULE = name
+    else:
+        ENTRIES.append((kind, f"{MODULE}.{name}" if kind == "py:data" else name, text))
 NAMES = [name for _, name, _ in ENTRIES]
 MODULES = {"sphere", "recipe", "viz", "hf"}  # public names that are modules: their own public names are entries
 
@@ -94,6 +101,8 @@ def test_docstrings_become_clean_markup():
         "    - **a, b**: first",
         "      and more",
         r"    - **\*rest**: others",
+        "",
+        "..",
         "",
         "x: not an argument",
         "",

@@ -21,7 +21,21 @@ from statistics import mean, median, stdev
 
 import torch
 from runner import HERE, MODELS, TABLE, Job
-from study import FIRST, HYBRID, QUARTER, SEEDS, SMALLEST, TRIALS, ablation_jobs, checked, length_jobs, loss, trials
+from study import (
+    FIRST,
+    HYBRID,
+    QUARTER,
+    SEEDS,
+    SMALLEST,
+    TRIALS,
+    ablation_jobs,
+    checked,
+    decayed,
+    length_jobs,
+    loss,
+    retuned,
+    trials,
+)
 
 import ngpt_core as ng
 from ngpt_core.train.corpus import embedded
@@ -65,7 +79,19 @@ def read() -> list[dict]:
 def own_trials(rows: list[dict]) -> dict[str, list[dict]]:
     """The smallest hybrid's trials by side: peak rates, first moments, a warmup."""
     mine = [r for r in rows if (r["model"], r["seed"], r["steps"]) == (HYBRID, 0, QUARTER) and not r["fields"]]
+    mine = [r for r in mine if "schedule" not in r["recipe"]]
     return {side: [{"recipe": r["recipe"], "loss": r["val_loss"]} for r in mine if r["side"] == side] for side in TRIALS}
+
+
+def log_decay(rows: list[dict]) -> dict:
+    """The smallest hybrid GPT with nGPT's schedule: its trials, its final losses, and those minus WSD's, seed by seed."""
+    stored = Stored(rows)
+    log, wsd = decayed(stored), retuned(stored)["gpt"]
+    tried = [r for r in rows if (r["model"], r["seed"], r["recipe"].get("schedule")) == (HYBRID, 0, "log")]
+    ends = [[r["val_loss"] for r in stored.map(Job(HYBRID, "gpt", QUARTER, s, x) for s in SEEDS)] for x in (log, wsd)]
+    middle, low, high = interval([a - b for a, b in zip(*ends)])
+    trials = [{"lr": r["recipe"]["lr"], "loss": r["val_loss"]} for r in tried]
+    return {"recipe": log, "trials": trials, "gpt": ends[0], "difference": middle, "low": low, "high": high}
 
 
 class Stored:
@@ -204,6 +230,7 @@ def main() -> None:
         "tuning": tuned, "fights": found, "hybrid": best,
         "pooled": pooled([f for f in found if f["model"].startswith("hybrid")]),
         "lengths": lengths(rows, length_jobs(best), best), "own": own_trials(rows), "blocks": blocks(rows),
+        "log_decay": log_decay(rows),
         "ablations": {kind: ablations(rows, jobs) for kind, jobs in pieces.items()},
     }  # fmt: skip
     OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")

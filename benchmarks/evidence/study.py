@@ -13,8 +13,10 @@
     moments     the hybrids again at a quarter of the length, with first moments and warmups of their own (seed 0, equal trials)
     ablations   the smallest hybrid with one thing changed, a quarter of the length, three seeds
     length      the smallest hybrid in runs of other lengths, one number changed at a time, on one seed (hybrids' seeds agree)
+    decays      the smallest hybrid GPT with nGPT's schedule, the logarithm, at peak rates of its own
     budgets     a second budget: the smallest hybrid at the whole length, the other sizes at half of it, each with the best
-                peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found
+                peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found. The largest
+                keep the peak rates of their first budget, and nGPT has one shorter schedule
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
 The rows with "batch": 8 are an earlier study of the smallest size, 1,024 tokens in a batch (FIRST are its tuned numbers).
@@ -39,6 +41,7 @@ LENGTHS = (250, 500, 1000, 2000)
 LENGTH_BETAS = ("0.6", "0.8", "0.95"), ("0.95", "0.975")
 SHORT_BETA = "0.6"
 BUDGETS = {"hybrid-0.5M": 0.5, HYBRID: 1.0, "dense-0.5M": 0.5, "hybrid-1M": 0.5, "dense-1M": 0.5}  # share of STEPS
+LARGEST = ("hybrid-1M", "dense-1M")
 MOMENTS = ("0.4,0.99", "0.6,0.99", "0.8,0.99", "0.95,0.99")  # 0.9 is the dense model's
 FIRST = {"gpt": {"lr": 0.001, "betas": "0.8,0.99", "clip_norm": "none"}, "ngpt": {"C": 0.12, "betas": "0.8,0.99", "rho": 0.2}}
 
@@ -157,10 +160,29 @@ def ones(lab: Lab) -> None:
 
 def budgets(lab: Lab) -> None:
     lab.map(fight(HYBRID, STEPS[HYBRID], checked(lab, HYBRID, QUARTER)))
-    for model, share in BUDGETS.items():
-        start = retuned(lab) if model.startswith("hybrid") else checked(lab, model, STEPS[model] // 4)
-        steps = round(share * STEPS[model])
-        lab.map(fight(model, steps, checked(lab, model, steps, start)))
+    for model in BUDGETS:
+        lab.map(second(lab, model))
+
+
+def second(lab: Lab, model: str) -> list[Job]:
+    """The second budget of a model."""
+    quarter, steps = STEPS[model] // 4, round(BUDGETS[model] * STEPS[model])
+    start = retuned(lab) if model.startswith("hybrid") else tuned(lab)
+    if model in LARGEST:
+        return fight(model, steps, checked(lab, model, quarter, start), SHARES[-1:])
+    start = start if model.startswith("hybrid") else checked(lab, model, quarter)
+    return fight(model, steps, checked(lab, model, steps, start))
+
+
+def decayed(lab: Lab) -> dict:
+    """The smallest hybrid GPT's numbers with logarithmic decay, whose mean rate is a third of WSD's: from twice its peak on."""
+    gpt = retuned(lab)["gpt"]
+    return checked(lab, HYBRID, QUARTER, {"gpt": {**gpt, "schedule": "log", "lr": 2 * gpt["lr"]}})["gpt"]
+
+
+def decays(lab: Lab) -> None:
+    best = decayed(lab)
+    lab.map(Job(HYBRID, "gpt", QUARTER, seed, best) for seed in SEEDS)
 
 
 def length_jobs(best: dict) -> list[Job]:
@@ -220,7 +242,7 @@ def ablations(lab: Lab) -> None:
     lab.map(job for jobs in ablation_jobs(HYBRID, best, QUARTER).values() for job in jobs)
 
 
-STAGES = {f.__name__: f for f in (tuned, finals, hybrids, moments, ablations, length, halves, ones, budgets)}
+STAGES = {f.__name__: f for f in (tuned, finals, hybrids, moments, ablations, length, halves, ones, decays, budgets)}
 
 
 def main() -> None:

@@ -184,7 +184,12 @@ def _parser_of(kind: object) -> tuple[object, bool]:
     """(the callable that parses one value of a flag, whether it takes several) for a field's type."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         plain = next(k for k in typing.get_args(kind) if k is not type(None))
-        return lambda text: None if text.lower() == "none" else plain(text), False
+
+        def convert(text: str) -> object:
+            return None if text.lower() == "none" else plain(text)
+
+        convert.__name__ = f"{plain.__name__} or none"  # argparse names it: invalid int or none value: 'abc'
+        return convert, False
     if typing.get_origin(kind) is tuple:
         return typing.get_args(kind)[0], True
     return kind, False

@@ -26,7 +26,7 @@ def check(yours: Callable, truth: Callable, *cases: tuple, tolerance: float = 1e
             print(f"{here}: it raised {type(error).__name__}: {error}")
             return False
         if got is None or got is ...:
-            print(f"{here}: it returns nothing yet.\nReplace the dots by your code, and run the cell again.")
+            print(f"{here}: it returns nothing yet.\nReplace the dots by your code and run it again.")
             return False
         got = torch.as_tensor(got, dtype=torch.float64)
         if got.shape != expected.shape:

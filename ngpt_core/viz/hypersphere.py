@@ -187,26 +187,31 @@ def dot_density(c: np.ndarray, d: int) -> np.ndarray:
     return np.exp(log_norm + (d - 3) / 2 * np.log1p(-np.square(c)))
 
 
-COSINES, MATCH, BINS = np.linspace(-0.999, 0.999, 401), np.linspace(0, 1, 201), np.linspace(-1, 1, 41)
+COSINES, MATCH, BINS = np.linspace(-0.999, 0.999, 401), np.linspace(0, 1, 201), 40
 
 
 @cache
-def dot_histogram(d: int) -> np.ndarray:
-    """The same density from 8000 random unit vectors and a fixed one: counted once for each d, whatever the logit scale."""
+def dot_histogram(d: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same density from 8000 random unit vectors and a fixed one: counted once for each d, whatever the logit scale.
+
+    Returns the middles of the bars, which lie within five standard deviations, and their heights.
+    """
     drawn = sphere.random(8000, d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)[:, 0]
-    return np.histogram(drawn.numpy(), bins=BINS, density=True)[0]
+    edges = min(1.0, 5 / math.sqrt(d)) * np.linspace(-1, 1, BINS + 1)
+    return (edges[1:] + edges[:-1]) / 2, np.histogram(drawn.numpy(), bins=edges, density=True)[0]
 
 
 def dot_products(d: int, s: float, vocabulary: int = 131_072) -> dict:
     """Random anchors seen from one hidden state in R^d, and how sure a softmax over them can be at the logit scale s."""
-    density = dot_density(COSINES, d)
+    density, (middle, heights) = dot_density(COSINES, d), dot_histogram(d)
     fine = np.sin(np.linspace(-np.pi / 2, np.pi / 2, 4001)[1:-1])  # dense at both ends, where small d has its mass
     weight = np.gradient(fine) * dot_density(fine, d)
     others = (vocabulary - 1) * np.sum(np.exp(s * (fine - 1)) * weight) / np.sum(weight)
     own = np.exp(s * (MATCH - 1))
     return {
         "density": density / density.max(),
-        "histogram": dot_histogram(d) / density.max(),
+        "middle": middle,
+        "histogram": heights / density.max(),
         "probability": own / (own + others),
         "spread": 1 / math.sqrt(d),
         "best": 1 / (1 + others),
@@ -215,9 +220,8 @@ def dot_products(d: int, s: float, vocabulary: int = 131_072) -> dict:
 
 def dot_products_figure(v: dict) -> go.Figure:
     figure = make_subplots(rows=2, cols=1, vertical_spacing=0.22)
-    middle = (BINS[1:] + BINS[:-1]) / 2
     line = {"mode": "lines", "showlegend": False}
-    figure.add_bar(x=middle, y=v["histogram"], marker_color=COLORS["grey"], opacity=0.5, showlegend=False, row=1, col=1)
+    figure.add_bar(x=v["middle"], y=v["histogram"], marker_color=COLORS["grey"], opacity=0.5, showlegend=False, row=1, col=1)
     figure.add_scatter(x=COSINES, y=v["density"], line={"color": COLORS["blue"], "width": 2.5}, **line, row=1, col=1)
     figure.add_scatter(x=MATCH, y=v["probability"], line={"color": COLORS["red"], "width": 2.5}, **line, row=2, col=1)
     figure.update_xaxes(title="cosine of two random unit vectors", range=[-1, 1], row=1, col=1)

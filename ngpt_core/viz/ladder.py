@@ -328,7 +328,7 @@ def gate_gain_figure(v: dict) -> go.Figure:
     label = "%{x}: %{y:.4f}<extra></extra>"
     figure.add_bar(x=GATED, y=v["whole"], name="GPT − nGPT (published)", marker_color=COLORS["grey"], hovertemplate=label)
     figure.add_bar(x=GATED, y=v["gain"], name="a = 0.5 against a = 1 (implied)", marker_color=NGPT, hovertemplate=label)
-    figure.update_yaxes(title="difference in loss", range=[0, 0.06])
+    figure.update_yaxes(title="difference in loss", range=[0, 0.085])
     figure.update_layout(height=340, barmode="group")
     return figure
 

@@ -61,7 +61,7 @@ def backward_scales_figure(v: dict) -> go.Figure:
             x=v["s_z"][half : half + 1], y=v[name][half : half + 1], mode="markers", marker=dot, showlegend=False
         )
     figure.update_xaxes(title="a token's logit scale", type="log", range=[-1.05, 2.7], **powers(-1, 0, 1, 2))
-    figure.update_yaxes(title="multiplier of its gradient", type="log", range=[-2.1, 2.7], **powers(-2, -1, 0, 1, 2))
+    figure.update_yaxes(title="multiplier of its gradient", type="log", range=[-2.4, 2.7], **powers(-2, -1, 0, 1, 2))
     return figure
 
 
@@ -131,8 +131,9 @@ def run_figure(runs: dict[str, dict], start: float) -> go.Figure:
         a, b, _ = log_fit(run["step"], run["seen"], start)
         t = np.geomspace(start, run["step"][-1], 30)
         figure.add_scatter(x=run["step"], y=run["seen"], name=name, **_line(color))
-        line = _line(color, "dash") | {"opacity": 0.6}
-        figure.add_scatter(x=t, y=a + b * np.log(t), name=f"{name}, fit", showlegend=False, **line)
+        fit = {"name": f"{name}, fit", "showlegend": False, **_line("gold", "dash")}
+        figure.add_scatter(x=t, y=a + b * np.log(t), **fit)
+    figure.data[1].update(name=f"fits from step {start:g}", showlegend=True)
     first = runs["log decay"]
     figure.add_scatter(x=first["step"], y=first["mean"], name="log decay, all bytes", **_line("grey", "dot"))
     figure.update_xaxes(title="step t", type="log", range=[0, 3.08], **powers(0, 1, 2, 3))

@@ -80,8 +80,8 @@ def decay_figure(v: dict) -> go.Figure:
     for col, key in ((1, "L"), (2, "state")):
         figure.add_heatmap(x=t, y=t, z=v[key], zmin=0, zmax=1, showscale=col == 2, xgap=1, ygap=1, row=1, col=col)
     figure.update_yaxes(autorange="reversed", dtick=4, showgrid=False)
-    figure.update_yaxes(title="token that reads, t", row=1, col=1)
-    figure.update_xaxes(title="token that writes, s", dtick=4, showgrid=False)
+    figure.update_yaxes(title="read at token t", row=1, col=1)
+    figure.update_xaxes(title="written at s", dtick=4, showgrid=False)
     return figure
 
 
@@ -186,7 +186,8 @@ def balancing(rate: float, skew: float) -> dict:
         loads.append(load / load.mean())
     load = torch.stack(loads, 1)
     smooth = F.avg_pool1d(F.pad(load[None], (4, 4), mode="replicate"), 9, 1)[0]  # the eye's average, over nine steps
-    return {"load": smooth, "first": load[:, :20].mean(1).max(), "last": load[:, -20:].mean(1).max()}
+    first, last = load[:, :20], load[:, -20:]
+    return {"load": smooth, "first": first.mean(1).max(), "last": last.mean(1).max(), "single": last.max()}
 
 
 def _expert(i: int) -> dict:
@@ -201,7 +202,7 @@ def balancing_figure(v: dict) -> go.Figure:
         figure.add_scatter(x=t, y=v["load"][i], **_expert(i))
     figure.add_scatter(x=[1, STEPS], y=[1, 1], name="equal load", **_line("grey", "dash"))
     figure.update_xaxes(title="step")
-    figure.update_yaxes(title="load / mean", range=[0, 4.1])
+    figure.update_yaxes(title="load / mean, nine steps", range=[0, 4.1])
     return figure
 
 

@@ -94,7 +94,7 @@ def attention_weights(d_k: int, softmax: str, s_qk: float, match: float) -> dict
     weights = torch.softmax(SOFTMAX[softmax](d_k) * (keys * s_qk) @ (q * s_qk), 0)
     return {
         "weights": torch.cat([weights[:1], weights[1:].sort(descending=True).values]),
-        "entropy": -(weights * weights.log()).sum() / math.log(KEYS),
+        "entropy": torch.special.entr(weights).sum() / math.log(KEYS),  # 0 log 0 = 0
         "own": weights[0],
     }
 

@@ -31,7 +31,7 @@ LITERAL = re.compile(r"(``.+?``|:[a-z:]+:`.+?`)")
 CODE = re.compile(r'(?<![\w`"-])("[\w.+-]+ ?"|--[a-z][\w-]*)(?![\w"])')  # a value, a flag
 COMMAND = re.compile(r"(torchrun .+? \.\.\.|--[a-z][\w-]* \d+)")  # in the texts of the shell
 NAME = re.compile(r"``([\w.]+)(\((?:\.\.\.)?\))?``")
-ENTRY = re.compile(r"^\.\. (?:autoclass|autofunction|py:data):: ([\w.]+)\n(?: +:members: (.+))?", re.M)
+ENTRY = re.compile(r"^\.\. (autoclass|autofunction|py:data|py:module):: ([\w.]+)\n(?: +:members: (.+))?", re.M)
 EMPHASIS = re.compile(r"(?<!\S)\*(?=\w)[^*]*\w\*(?!\w)")
 
 
@@ -99,6 +99,8 @@ def restructured(lines: list[str], names: set[str] = frozenset()) -> list[str]:
     :Arguments:
         - **s**: the scale
     <BLANKLINE>
+    ..
+    <BLANKLINE>
     """
     out: list[str] = []
     raw = False  # inside a directive, as ".. math::"
@@ -112,7 +114,7 @@ def restructured(lines: list[str], names: set[str] = frozenset()) -> list[str]:
         elif raw or first.lstrip().startswith(">>>"):
             out += paragraph
         elif arguments := _arguments(paragraph, names):
-            out += arguments
+            out += [*arguments, "", ".."]  # a comment ends the list: fields that the page adds are a list of their own
         elif all(map(_indented, paragraph)):
             out += ["::", "", *paragraph]
         else:
@@ -126,7 +128,11 @@ def restructured(lines: list[str], names: set[str] = frozenset()) -> list[str]:
 def entries(page: Path) -> dict[str, str]:
     """What a text may call an entry of the page (``Settings``, ``recipe.Settings``, ``Schedule.at``) -> its full name."""
     found = {}
-    for full, members in ENTRY.findall(page.read_text(encoding="utf-8")):
+    for kind, full, members in ENTRY.findall(page.read_text(encoding="utf-8")):
+        if kind == "py:module":
+            module = full
+            continue
+        full = f"{module}.{full}" if kind == "py:data" else full  # Sphinx puts the module before a variable's name
         parts = full.split(".")
         for i, member in [(i, m) for i in range(len(parts)) for m in ("", *filter(None, members.split(", ")))]:
             found[".".join([*parts[i:], member]).rstrip(".")] = f"{full}.{member}".rstrip(".")

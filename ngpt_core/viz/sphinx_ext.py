@@ -91,10 +91,12 @@ def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """A browser may break a line between a formula and the comma after it or the parenthesis before it: not here."""
-    for math in list(doctree.findall(nodes.math)):
-        parent, group = math.parent, [math]
-        i = parent.index(math)
+    """A browser may break a line between a formula, or a name, and the comma after it or the parenthesis before it: not here."""
+    for node in list(doctree.findall(lambda n: isinstance(n, nodes.math | nodes.literal))):
+        if isinstance(node.parent, nodes.reference) and len(node.parent) == 1:
+            node = node.parent
+        parent, group = node.parent, [node]
+        i = parent.index(node)
         before, after = parent[i - 1] if i else None, parent[i + 1] if i + 1 < len(parent) else None
         if isinstance(after, nodes.Text) and (close := re.match(r"[^\s\w(\[]\S*", after)):
             parent[i + 1] = nodes.Text(after[close.end() :])  # by its place: another text may be equal to it
@@ -103,7 +105,7 @@ def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             parent[i - 1] = nodes.Text(before[: opened.start()])
             group.insert(0, nodes.Text(opened[0]))
         if len(group) > 1:
-            parent.replace(math, nodes.inline("", "", *group, classes=["together"]))
+            parent.replace(node, nodes.inline("", "", *group, classes=["together"]))
 
 
 def wrap_sentences(app: Sphinx, doctree: nodes.document, docname: str) -> None:

@@ -22,7 +22,7 @@ PART_COLORS = {
 }  # fmt: skip
 PARTS = tuple(PART_COLORS)
 ROOM = (  # a line that is seen on a page and on bars of any colour: light below, dashes on it
-    {"line": {"color": "rgba(255,255,255,0.6)", "width": 5}, "showlegend": False, "hoverinfo": "skip"},
+    {"line": {"color": "rgba(255,255,255,0.25)", "width": 5}, "showlegend": False, "hoverinfo": "skip"},
     {"line": {"color": COLORS["grey"], "width": 3, "dash": "dash"}, "name": "room"},
 )
 
