@@ -95,7 +95,7 @@ MUTANTS = [
     ("algorithm", "torch.sigmoid(a * torch.log(", "torch.sigmoid(-a * torch.log("),
     ("algorithm", "torch.sigmoid(a * torch.log(", "torch.sigmoid(torch.log("),
     ("algorithm", "torch.sigmoid(a * torch.log(", "torch.sigmoid(a * torch.log10("),
-    ("algorithm", "return 1 / (1 + (eps_gate / torch.as_tensor(d)) ** a)", "return 1 / (1 + (eps_gate / torch.as_tensor(d)))"),
+    ("algorithm", "gamma = 1 / (1 + (eps_gate / sphere.widen(d)) ** a)", "gamma = 1 / (1 + (eps_gate / sphere.widen(d)))"),
     ("algorithm", "(d / eps_gate) ** (1 - a)", "(d / eps_gate) ** (a - 1)"),
     ("algorithm", "(d / eps_gate) ** (1 - a)", "(d / eps_gate) ** a"),
     ("algorithm", "denominator = d + eps_gate *", "denominator = d - eps_gate *"),
@@ -147,9 +147,9 @@ MUTANTS = [
     ("algorithm", "delta * delta, delta.abs())", "delta * delta, delta)"),
     ("algorithm", "scale = (v / bias_correction(rule.beta2, t)).sqrt()", "scale = v.sqrt()"),
     # Second-Moment Growth Clipping
-    ("smgc", "math.sqrt(1 - beta2**k) * s_min if", "math.sqrt(1 - beta2 ** (k + 1)) * s_min if"),
-    ("smgc", "math.sqrt(1 - beta2**k) * s_min if", "(1 - beta2**k) * s_min if"),
-    ("smgc", "torch.sqrt(1 - beta2**k) * s_min", "torch.sqrt(1 + beta2**k) * s_min"),
+    ("smgc", "math.sqrt(1 - beta2**k) * s_min", "math.sqrt(1 - beta2 ** (k + 1)) * s_min"),
+    ("smgc", "math.sqrt(1 - beta2**k) * s_min", "(1 - beta2**k) * s_min"),
+    ("smgc", "torch.sqrt(-torch.expm1(k * log)) * s_min", "torch.sqrt(1 + torch.exp(k * log)) * s_min"),
     ("smgc", "torch.clamp_min(v.sqrt(), floor)", "v.sqrt() + floor"),
     ("smgc", "torch.clamp_min(v.sqrt(), floor)", "v.sqrt()"),
     ("smgc", "(R - beta2) / (1 - beta2)) * root", "(R - 1) / (1 - beta2)) * root"),
@@ -161,8 +161,8 @@ MUTANTS = [
     ("smgc", "R: float = 100.0\n", "R: float = 10.0\n"),
     ("smgc", "s_min: float = 1e-10\n", "s_min: float = 1e-8\n"),
     ("smgc", "start: int = 500\n", "start: int = 0\n"),
-    ("smgc", "R: float = 100.0, s_min: float = 1e-10)", "R: float = 10.0, s_min: float = 1e-10)"),
-    ("smgc", "R: float = 100.0, s_min: float = 1e-10)", "R: float = 100.0, s_min: float = 1e-8)"),
+    ("smgc", "R: float = 100.0,\n    s_min", "R: float = 10.0,\n    s_min"),
+    ("smgc", "s_min: float = 1e-10,", "s_min: float = 1e-8,"),
     # Post-Moment Exploration Noise
     ("pmen", "(s <= setting.tau)", "(s < setting.tau)"),
     ("pmen", "(s <= setting.tau)", "(s >= setting.tau)"),
@@ -192,17 +192,16 @@ MUTANTS = [
     ("groups", "str(first + i)", "str(i)"),
     ("groups", '"_checkpoint_wrapped_module."', '"_nothing."'),
     ("groups", '.removeprefix("module.")', ""),
-    ("groups", "w * torch.rsqrt(ww)", "w / ww"),
+    ("groups", "x * xx.sqrt().reciprocal()", "x / xx"),
     ("groups", "off = (ww - 1).abs() > rounding", "off = ww > 0"),
     ("groups", "off = (ww - 1).abs() > rounding", "off = (ww - 1).abs() > 1e3 * rounding"),
     ("groups", "asdict(v) if isinstance(v, (SMGC, PMEN)) else v", "v"),
-    ("groups", '| saved\n', '\n'),
     ("groups", "number(b) and 0 <= b < 1", "number(b) and 0 <= b <= 1"),
     ("groups", "-p.ndim <= dim < p.ndim", "-p.ndim <= dim <= p.ndim"),
     ("groups", "type(dim) is int", "isinstance(dim, int)"),
     ("groups", "float(cap) >= 0", "True"),
-    ("groups", "(ww > 0) & ww.isfinite()).all()", "(ww > 0)).all()"),
-    ("groups", "(ww > 0) & ww.isfinite()).all()", "ww.isfinite()).all()"),
+    ("groups", "(size > 0) & size.isfinite()).all()", "(size > 0)).all()"),
+    ("groups", "(size > 0) & size.isfinite()).all()", "size.isfinite()).all()"),
     ("checks", "low <= float(x) < math.inf", "low < float(x) < math.inf"),
     ("checks", "low <= float(x) < math.inf", "low <= float(x)"),
     ("checks", "and not (open and float(x) == low)", ""),
@@ -232,7 +231,7 @@ MUTANTS = [
     ("gated_adamw", "_dict(self) -> dict:\n        self._watch.settle()\n", "_dict(self) -> dict:\n"),
     # which way a tensor takes
     ("paths", 'eta = lr if group["decay"] == "lr" else lr / group["alpha"]', "eta = lr"),
-    ("paths", 'decay=eta * group["weight_decay"]', 'decay=group["weight_decay"]'),
+    ("paths", 'decay=one(eta * group["weight_decay"])', 'decay=one(group["weight_decay"])'),
     ("paths", 'beta1=group["betas"][0], beta2=group["betas"][1]', 'beta1=group["betas"][1], beta2=group["betas"][0]'),
     ("paths", "length=1 if dim is None else p.shape[dim]", "length=1 if dim is None else p.shape[0]"),
     ("paths", "dim=None if dim is None else dim % p.ndim - p.ndim", "dim=None if dim is None else -1"),
@@ -253,11 +252,13 @@ MUTANTS = [
     ("paths", "(len(stacks[-1]) + 1) * math.prod(extent(piece)) > budget", "False"),
     ("paths", 'cap=number(rule.cap), maximize=group["maximize"]', 'cap=number(rule.cap), maximize=False'),
     # gradients that are not finite
-    ("fused", "bool(x.sum().isfinite()) or bool(x.isfinite().all())", "bool(x.sum().isfinite())"),
-    ("fused", "bool(x.sum().isfinite()) or bool(x.isfinite().all())", "bool(x.isfinite().any())"),
-    ("nonfinite", "torch.stack([~x.isfinite()", "torch.stack([x.isnan()"),
+    ("fused", "all(abs(float(end)) < limit", "any(abs(float(end)) < limit"),
+    ("fused", "all(abs(float(end)) < limit", "all(float(end) < limit"),
+    ("nonfinite", "torch.stack([~(x < limit)", "torch.stack([x >= limit"),
     ("nonfinite", "g if g.numel() else g.new_zeros(1) for g in grads", "g for g in grads"),
-    ("nonfinite", "float(not finite(g))", "0.0"),
+    ("nonfinite", "float(not finite(g, limit))", "0.0"),
+    ("nonfinite", "float(not finite(g, limit))", "float(not finite(g))"),
+    ("paths", "most / (2 * math.sqrt(max(1, p.shape[group[\"unit_dim\"]])))", "most"),
     ("nonfinite", "self.skipped += 1", "self.skipped += 0"),
     ("nonfinite", "                step.sub_(1)\n", "                pass\n"),
     ("nonfinite", "t = 1 + int(step.item())", "t = int(step.item())"),
@@ -372,7 +373,8 @@ def mutants() -> Iterator[tuple[str, str, str]]:
 
 
 def source(name: str, root: Path = ROOT) -> Path:
-    return root / "ngpt_core" / ("sphere.py" if name == "sphere" else f"optim/{name}" + ("" if "." in name else ".py"))
+    file = name if "." in name else f"{name}.py"
+    return root / "ngpt_core" / (file if name in ("sphere", "checks") else f"optim/{file}")
 
 
 def copy_project(to: Path) -> None:

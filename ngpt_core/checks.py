@@ -9,6 +9,8 @@ from numbers import Integral, Real
 
 from torch import Tensor
 
+LEAST_DIVISOR = 1e-30  # constants below are refused where the update divides by them: float32 holds d / 1e-30 up to d = 3e8
+
 
 def number(x: object) -> bool:
     """A real number, nan and infinities included; or a tensor that holds one."""

@@ -9,9 +9,11 @@ Letters of a pattern, one block each (as in Nemotron):
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral
 
-from .checks import within
+from .checks import number, within
 
 __all__ = ["FORMAT", "LAYERS", "ModelConfig"]
 
@@ -24,12 +26,25 @@ def _fail(field: str, rule: str, value: object) -> ValueError:
     return ValueError(f"ModelConfig.{field} {rule}; got {value!r}.")
 
 
+def _plain(value: object) -> object:
+    """Numbers of numpy, torch and others as Python's own, and lists of them as tuples: what can be hashed, and written down."""
+    if isinstance(value, list | tuple) and all(map(number, value)):
+        return tuple(map(_plain, value))
+    if not number(value) or type(value) in (int, float):
+        return value
+    value = value.item() if hasattr(value, "item") else value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A complete model. Sizes that a letter of the pattern needs must be given; the others keep their defaults.
 
     All fields are keywords: ``ModelConfig(vocab_size=256, d_model=64, pattern="*-*-", n_heads=4, ff=256)``. Defaults are the
     paper's where it gives one; where it is silent the field says so.
+
+    A config is complete when it is made: ``head_dim`` and ``n_kv_heads`` are then numbers, which ``dataclasses.replace`` keeps.
+    To change what they follow from, say what they shall be too, or override the preset: ``preset("pico", n_heads=8)``.
     """
 
     # ---- the whole -------------------------------------------------------------------------------------------------
@@ -154,6 +169,8 @@ class ModelConfig:
     steps as it needs, where steps is not given, and 512 sequences of 8,192 tokens a step, where those are not."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
         self._check_whole()
         checks = {"*": self._check_attention, "M": self._check_mamba, "-": self._check_mlp, "E": self._check_moe}
         for letter, check in checks.items():
@@ -179,6 +196,8 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, data: dict[str, object]) -> "ModelConfig":
         """The config that ``to_dict`` wrote. An unknown field or another format is an error: it would be another model."""
+        if not isinstance(data, Mapping):
+            raise ValueError(f"A config is a dictionary of fields, as ModelConfig.to_dict gives it; got {data!r}.")
         values = dict(data)
         version = values.pop("format", None)
         if version != FORMAT:
@@ -188,7 +207,7 @@ class ModelConfig:
             raise ValueError(f"ModelConfig has no field {', '.join(map(repr, unknown))}. It has: {', '.join(sorted(known))}.")
         if missing := sorted({"vocab_size", "d_model", "pattern"} - values.keys()):
             raise ValueError(f"ModelConfig needs the field {', '.join(map(repr, missing))}; add it to the dictionary.")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        return cls(**values)
 
     # ---- checks ----------------------------------------------------------------------------------------------------
     def _positive(self, *names: str) -> None:

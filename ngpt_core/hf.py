@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .config import ModelConfig
-from .nn.model import LanguageModel
+from .nn.model import LanguageModel, unwrap
 
 if TYPE_CHECKING:
     from transformers import NemotronHForCausalLM
@@ -132,8 +132,10 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
     An nGPT is a ValueError: NemotronH has no place for its scales and its normalized hidden state. So are rotary embeddings,
     SwiGLU and a single expert. ``ModelConfig.dt_min`` becomes ``time_step_min``; transformers (5.22) applies it when it reads
     several tokens, but not when it reads one. Without an attention block the model is exported with ``use_cache=False``.
-    Token ids for padding, start and end are left unset: they belong to the tokenizer.
+    ``max_seq_len`` goes along as a field that transformers does not read: it has advice, not a limit. Token ids for padding,
+    start and end are left unset: they belong to the tokenizer.
     """
+    model = unwrap(model, "to_nemotron_h")
     c = model.config
     if c.normalized:
         raise ValueError(
@@ -151,7 +153,8 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
         hybrid_override_pattern=c.pattern,
         **{theirs: getattr(c, ours) for ours, theirs in _sizes(c.pattern)},
         time_step_min=c.dt_min or NO_CLAMP,
-        max_position_embeddings=c.max_seq_len or 2**18,
+        max_position_embeddings=c.max_seq_len or 2**18,  # theirs advises, and every model has one;
+        max_seq_len=c.max_seq_len,  # ours forbids: a field of our own, for the way back
         use_cache="*" in c.pattern,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
@@ -161,7 +164,8 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
     ours = model.state_dict()
     theirs = {name: there(ours[mine]).clone(memory_format=torch.contiguous_format) for mine, name, there, _ in _table(c)}
     if "E" in c.pattern and not c.shared_ff:  # transformers always has a shared expert, also for a width of 0: zeros
-        theirs |= {name: torch.zeros(p.shape) for name, p in hf_model.named_parameters() if ".shared_experts." in name}
+        zeros = model.embedding.weight.detach().new_zeros
+        theirs |= {name: zeros(p.shape) for name, p in hf_model.named_parameters() if ".shared_experts." in name}
     hf_model.load_state_dict(theirs, assign=True)
     return hf_model.eval()
 
@@ -190,7 +194,7 @@ def from_nemotron_h(hf_model: "NemotronHForCausalLM") -> LanguageModel:
     sizes = {ours: getattr(h, theirs) for ours, theirs in _sizes(pattern)}
     if "M" in pattern and h.time_step_min > NO_CLAMP:
         sizes["dt_min"] = h.time_step_min
-    config = ModelConfig(pattern=pattern, normalized=False, **sizes)
+    config = ModelConfig(pattern=pattern, normalized=False, max_seq_len=getattr(h, "max_seq_len", None), **sizes)
     with torch.device("meta"):
         model = LanguageModel(config)
     theirs = hf_model.state_dict()

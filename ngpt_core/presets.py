@@ -92,7 +92,7 @@ def preset(name: str, normalized: bool = True, **overrides: object) -> ModelConf
     >>> preset("30B").d_model, preset("pico", d_model=96).d_model
     (2688, 96)
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"There is no preset {name!r}. There are: {', '.join(PRESETS)}.")
     return ModelConfig.from_dict({"format": FORMAT, "name": name, "normalized": normalized, **PRESETS[name](), **overrides})
 

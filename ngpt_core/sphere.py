@@ -19,7 +19,7 @@ from torch import Tensor
 __all__ = ["angle", "cap_angle", "random", "slerp", "step", "tangent", "unit"]
 
 
-def _wide(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """Half precisions are squared and summed in float32; float32 and float64 stay what they are."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
@@ -32,12 +32,14 @@ def unit(x: Tensor, dim: int = -1) -> Tensor:
     """Norm(x) = x / ||x||: the point of the sphere in the direction of x.
 
     A zero vector has no direction: it stays zero, and its gradient is passed through as
-    it is, finite (x / max(||x||, eps) would multiply that gradient by 1/eps).
+    it is, finite (x / max(||x||, eps) would multiply that gradient by 1/eps). In float32
+    (and in the half precisions, computed there) ||x|| may be from about 1e-18 to 1e19:
+    beyond, its square leaves the range.
 
     >>> unit(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
     """
-    y = _wide(x)
+    y = widen(x)
     # The root of a sum of squares compiles to one reduction. Root and reciprocal are two
     # steps: the gradient of rsqrt overflows in float32 at a norm of 1e-13.
     square = _dot(y, y, dim)
@@ -53,7 +55,8 @@ def tangent(g: Tensor, w: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     dim: the axis of the vectors.
     eps: the paper's eps_proj, which a unit w never meets.
     """
-    return project(g, w, _dot(w, g, dim), _dot(w, w, dim), eps)
+    dtype, (g, w) = torch.promote_types(g.dtype, w.dtype), (widen(g), widen(w))
+    return project(g, w, _dot(w, g, dim), _dot(w, w, dim), eps).to(dtype)
 
 
 # The three functions below take the sums over a whole vector as arguments. The optimizer calls them too, with sums that were
@@ -77,17 +80,24 @@ def polar(ww: Tensor, wd: Tensor, dd: Tensor, uu: Tensor) -> tuple[Tensor, Tenso
 
 
 def turn(w: Tensor, u: Tensor, ww: Tensor, length: Tensor, theta: float | Tensor) -> Tensor:
-    """The point at the angle theta from w in the direction of u, ||u|| = length > 0 (finite, but no such point, at 0)."""
-    tool = torch if isinstance(theta, Tensor) else math  # a number stays on the host: moving it would make the host wait
+    """The point at the angle theta from w in the direction of u, ||u|| = length > 0.
+
+    At a length of 0 the result is finite, but no such point.
+    """
+    # a number stays on the host: moving it would make the host wait
+    tool = torch if isinstance(theta, Tensor) else math
     safe = torch.where(length > 0, length, 1.0)
-    return (tool.cos(theta) * torch.rsqrt(ww)) * w + (tool.sin(theta) / safe) * u  # section 2.3, ASC
+    along = tool.cos(theta) * torch.rsqrt(ww)
+    return along * w + (tool.sin(theta) / safe) * u  # section 2.3, ASC
 
 
 def _split(w: Tensor, delta: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The candidate w + delta seen from w: (tangent part u, its length, component along w / ||w||, <w, w>).
+    """The candidate w + delta seen from w.
 
-    u is taken from the displacement, not from the candidate as the paper's equation is written: both are the same vector,
-    but w + delta has already lost the digits of a small delta (in float32 a percent of the angle at 1e-6 rad).
+    Returns (tangent part u, its length, component along w / ||w||, <w, w>). u is taken
+    from the displacement, not from the candidate as the paper's equation is written:
+    both are the same vector, but w + delta has already lost the digits of a small delta
+    (in float32 up to half a percent of the angle at 1e-6 rad).
     """
     ww, wd, dd = _dot(w, w, dim), _dot(w, delta, dim), _dot(delta, delta, dim)
     u = project(delta, w, wd, ww, torch.finfo(w.dtype).tiny)
@@ -100,7 +110,7 @@ def angle(w: Tensor, delta: Tensor, dim: int = -1) -> Tensor:
 
     ``dim`` is reduced. Accurate to a few rounding errors of the angle itself, down to 1e-18 in float32, and up to pi.
     """
-    _, length, along, _ = _split(_wide(w), _wide(delta), dim)
+    _, length, along, _ = _split(widen(w), widen(delta), dim)
     return torch.atan2(length, along).squeeze(dim)
 
 
@@ -118,8 +128,8 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
     dim: the axis of the vectors.
     """
     if not isinstance(max_angle, Tensor) and not max_angle >= 0:
-        raise ValueError(f"cap_angle: max_angle is an angle in radians, >= 0; got {max_angle}.")
-    dtype, (w, delta) = w.dtype, (_wide(w), _wide(delta))
+        raise ValueError(f"cap_angle: max_angle (radians) must be >= 0; got {max_angle}.")
+    dtype, (w, delta) = w.dtype, (widen(w), widen(delta))
     u, length, along, ww = _split(w, delta, dim)
     over = (torch.atan2(length, along) > max_angle) & (length > 0)
     return torch.where(over, turn(w, u, ww, length, max_angle), w + delta).to(dtype)
@@ -129,7 +139,7 @@ def step(h: Tensor, suggestion: Tensor, alpha: float | Tensor, dim: int = -1) ->
     """Norm(h + alpha * (suggestion - h)): one learned step of the hidden state.
 
     Section 3.1 (eqs. ATTNnew2 and MLPnew2). A LERP followed by Norm: for a scalar alpha
-    the result lies on the same great circle as ``slerp``, at a slightly different place
+    the result lies on the same great circle as ``slerp``, in general at another place
     along it.
 
     h, suggestion: unit vectors: the hidden state, and the normalized output of a block.
@@ -145,13 +155,16 @@ def slerp(a: Tensor, b: Tensor, t: float | Tensor, dim: int = -1) -> Tensor:
     The arc between antipodes is not unique: one fixed perpendicular direction is taken, so the result is always a point of
     the sphere, with slerp(a, b, 0) = a and slerp(a, b, 1) = b.
     """
-    u = _split(a, b - a, dim)[0]
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    a, b = unit(widen(a), dim), unit(widen(b), dim)  # a half precision's are unit only to its own rounding
     phi = 2 * torch.atan2(
         torch.linalg.vector_norm(b - a, dim=dim, keepdim=True), torch.linalg.vector_norm(b + a, dim=dim, keepdim=True)
     )
+    # Projected twice: near the antipode the rounding errors of b - a, along a too, are no longer small beside u.
+    u = tangent(tangent(b - a, a, dim), a, dim)
     axis = torch.zeros_like(a).scatter_(dim, a.abs().argmin(dim, keepdim=True), 1.0)
     u = torch.where((math.pi - phi) < 4 * torch.finfo(a.dtype).eps, tangent(axis, a, dim), u)
-    return unit(torch.cos(t * phi) * a + torch.sin(t * phi) * unit(u, dim), dim)
+    return unit(torch.cos(t * phi) * a + torch.sin(t * phi) * unit(u, dim), dim).to(dtype)
 
 
 def random(*shape: int, generator: torch.Generator | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -3,9 +3,12 @@
 import json
 import re
 from dataclasses import fields, replace
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import ngpt_core as ng
 from ngpt_core import config as config_module
@@ -107,6 +110,35 @@ def test_items_3_4_5_7_8_11_defaults_are_the_papers():
 def test_a_config_survives_json():
     c = ng.ModelConfig(**GOOD, normalized=False, A_range=(2.0, 3.0), tokens=10**12)
     assert ng.ModelConfig.from_dict(json.loads(json.dumps(c.to_dict()))) == c
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(C=np.float32(0.25)),
+        dict(tokens=np.int64(5)),
+        dict(alpha_init=torch.tensor(0.25)),
+        dict(C=Fraction(1, 4)),
+        dict(d_model=np.int32(64), top_k=torch.tensor(2)),
+        dict(A_range=[1.0, 16.0]),
+        dict(A_range=[np.float32(1), 16], dt_range=(torch.tensor(0.5), 1.0)),
+    ],
+    ids=str,
+)
+def test_numbers_of_any_kind_become_pythons_own_and_a_config_can_be_written_and_hashed(change):
+    c = ng.ModelConfig(**GOOD | change)
+    assert ng.ModelConfig.from_dict(json.loads(json.dumps(c.to_dict()))) == c
+    assert hash(c) == hash(replace(c))
+    for name, given in change.items():
+        value = getattr(c, name)
+        kinds = {type(x) for x in (value if isinstance(value, tuple) else (value,))}
+        assert kinds <= {int, float} and value == (tuple(given) if isinstance(value, tuple) else given)
+
+
+@pytest.mark.parametrize("data", [None, 5, [1], "pico"])
+def test_what_is_no_dictionary_is_no_config(data):
+    with pytest.raises(ValueError, match=r"A config is a dictionary.*got"):
+        ng.ModelConfig.from_dict(data)
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,17 @@ def test_finite_finds_nan_and_inf_wherever_they_are(n, dtype):
             assert not fused.finite(y)
 
 
+@pytest.mark.parametrize("loaded", [True, False], ids=["kernel", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_finite_finds_what_is_not_below_a_limit(dtype, loaded):
+    fused_cpu.load() if loaded else fused_cpu.load.cache_clear()
+    x = torch.zeros(1000, dtype=dtype)
+    for size, below in ((2.0**100, True), (2.0**101, False), (-(2.0**101), False), (-math.inf, False), (math.nan, False)):
+        x[700] = size
+        assert fused.finite(x, limit=2.0**101) is below
+    assert fused.finite(x[:0], limit=1.0) and bool(fused_cpu.load.cache_info().currsize) is loaded
+
+
 @pytest.mark.parametrize("x", [torch.ones(3, 4).t(), torch.ones(5).double(), torch.full((4,), 3e38)])
 def test_finite_takes_any_tensor_and_compiles_nothing(x):
     fused_cpu.load.cache_clear()  # as before the first step

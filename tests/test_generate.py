@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -134,12 +135,41 @@ def test_nothing_new_is_the_prompt():
         (dict(max_new_tokens=2.5), "max_new_tokens"),
         (dict(top_p=0.0), "top_p"),
         (dict(top_p=1.5), "top_p"),
+        (dict(stop="ab"), "stop must be a token"),
+        (dict(stop=[1, None]), "stop must be a token"),
+        (dict(stop=2.5), "stop must be a token"),
+        (dict(tokens=torch.zeros(7, dtype=torch.long)), r"\[batch, time\].*got \(7,\)"),
+        (dict(tokens=[[1, 2]]), "tokens must be a tensor .*got list"),
         (dict(max_new_tokens=30), r"7 \+ 30 new tokens are more than max_seq_len = 32"),
     ],
 )
 def test_bad_settings_are_errors_that_name_them(options, words):
     with pytest.raises(ValueError, match=words):
-        make(max_seq_len=32).generate(prompt(), **dict(max_new_tokens=3) | options)
+        make(max_seq_len=32).generate(**dict(tokens=prompt(), max_new_tokens=3) | options)
+
+
+@pytest.mark.parametrize("stop", [np.int64(3), torch.tensor(3), [3], np.array([3]), 3.0])
+def test_numbers_of_any_kind_are_taken(stop):
+    model, x = make(), prompt()
+    free = model.generate(x, 9, temperature=0.0)
+    assert torch.equal(model.generate(x, np.int64(9), temperature=torch.tensor(0.0), stop=None), free)
+    assert torch.equal(model.generate(x, 9.0, 0.0, top_k=5.0), free)
+    assert torch.equal(model.generate(x, 9, 0.0, stop=stop), model.generate(x, 9, 0.0, stop=3))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_prompt_of_bytes_is_continued(dtype, use_cache):
+    model, x = make(), prompt()
+    out = model.generate(x.to(dtype), 4, temperature=0.0, use_cache=use_cache)
+    assert out.dtype == torch.long and torch.equal(out, model.generate(x, 4, temperature=0.0))
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40, 1e-60, 5e-324])
+def test_the_smallest_temperatures_are_greedy(temperature):
+    logits = 30 * torch.randn(4, 10)
+    assert torch.equal(probabilities(logits, temperature), probabilities(logits, 0.0))
+    assert torch.equal(probabilities(logits, temperature, top_k=3, top_p=0.5), probabilities(logits, 0.0))
 
 
 def test_a_sequence_longer_than_the_cache_is_an_error_before_any_state_changes():

@@ -1,6 +1,7 @@
 """Logit Gradient Preconditioning, the chunked cross-entropy that carries it, and the output head (section 2.1)."""
 
 import gc
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -83,6 +84,17 @@ def test_the_backward_scale_does_not_see_the_size_of_s_z(s, q, c):
     assert abs(backward_scale(s_z, q, "power").mean().item() - 1) < 1e-9
     for q in (0, 1):  # the two forms agree at both ends
         close([backward_scale(s_z, q, "ratio")], [backward_scale(s_z, q, "power")])
+
+
+@pytest.mark.parametrize("q", [np.float32(1), np.int64(2), np.float64(0.5), Fraction(1, 2), torch.tensor(2.0)], ids=repr)
+def test_q_may_be_any_kind_of_number(q):
+    h, W, s_z, targets = problem()
+    for form in ("ratio", "power"):
+        want = grads(linear_cross_entropy(h, W, targets, s_z, q=float(q), form=form), h, W, s_z)
+        got = grads(linear_cross_entropy(h, W, targets, s_z, q=q, form=form), h, W, s_z)
+        naively = grads(naive(h, W, targets, s_z, q=q, form=form), h, W, s_z)
+        assert all(map(torch.equal, got, want))
+        close(naively, want)
 
 
 def test_a_fractional_power_wants_positive_scales_and_an_integer_power_does_not():
@@ -465,6 +477,10 @@ def test_a_target_outside_the_vocabulary_is_named(bad, backend):
         ({"q": -1}, "q must be"),
         ({"q": float("inf")}, "q must be"),
         ({"form": "both"}, "'ratio'"),
+        ({"q": "1"}, "q must be"),
+        ({"q": True}, "q must be"),
+        ({"ignore_index": None}, "ignore_index is the target that is left out, an integer"),
+        ({"ignore_index": 1.5}, "ignore_index is the target that is left out, an integer"),
         ({"chunk": 0}, "chunk is a number of tokens"),
         ({"reduction": "none"}, "'mean' or 'sum'"),
         ({"backend": "cuda"}, "'chunked' or 'torch'"),
@@ -481,5 +497,7 @@ def test_a_slip_is_a_value_error_that_says_what_to_do(change, message):
 def test_a_scale_of_another_length_or_a_negative_start_is_refused():
     with pytest.raises(ValueError, match=r"s_z \[3\], u \[2, 4\]"):
         logit_scale(torch.ones(2, 4), torch.ones(3))
+    with pytest.raises(ValueError, match=r"s_z \[1\], u \[\]"):
+        logit_scale(torch.tensor(1.0), torch.ones(1))
     with pytest.raises(ValueError, match="s_z_init must be > 0"):
         Head(config(lgp_q=0.5, s_z_init=-1.0))

@@ -96,6 +96,41 @@ def test_a_model_without_a_shared_expert_makes_the_trip_too():
         assert torch.equal(ng.hf.from_nemotron_h(theirs)(t), model(t))
 
 
+def test_without_a_shared_expert_half_precision_stays_half_precision_too():
+    theirs = ng.hf.to_nemotron_h(baseline("E", shared_ff=0).bfloat16())
+    assert {p.dtype for p in theirs.parameters()} == {torch.bfloat16} and theirs(tokens()).logits.isfinite().all()
+
+
+def test_scores_that_underflow_give_transformers_logits():
+    model, t = baseline("E"), tokens()
+    with torch.no_grad():
+        model.blocks[0].norm_weight.fill_(1.0)
+        model.blocks[0].mixer.router.weight.zero_()[:, 0] = -200.0
+        model.embedding.weight[:, 0] = 10.0  # every logit of the router is about -200 * sqrt(32)
+        got, want = model(t), ng.hf.to_nemotron_h(model)(t).logits
+    assert got.isfinite().all()
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_compiled_model_is_translated_and_anything_else_refused():
+    model = baseline()
+    theirs = ng.hf.to_nemotron_h(torch.compile(model)).state_dict()
+    assert all(torch.equal(v, theirs[name]) for name, v in ng.hf.to_nemotron_h(model).state_dict().items())
+    for what in ("x", torch.nn.Linear(2, 2), model.config):
+        with pytest.raises(ValueError, match=r"to_nemotron_h takes a LanguageModel.*got"):
+            ng.hf.to_nemotron_h(what)
+
+
+@pytest.mark.parametrize("length", [None, 64, 2**18])
+def test_the_longest_sequence_makes_the_trip(length, tmp_path):
+    theirs = ng.hf.to_nemotron_h(baseline(max_seq_len=length))
+    assert theirs.config.max_position_embeddings == (length or 2**18)
+    theirs.save_pretrained(tmp_path)
+    for back in (theirs, transformers.NemotronHForCausalLM.from_pretrained(tmp_path)):
+        assert ng.hf.from_nemotron_h(back).config.max_seq_len == length
+    assert ng.hf.from_nemotron_h(nemotron()).config.max_seq_len is None  # theirs is no limit
+
+
 def test_what_is_saved_by_transformers_loads_there_again(tmp_path):
     model, t = baseline(), tokens()
     ng.hf.to_nemotron_h(model).save_pretrained(tmp_path)

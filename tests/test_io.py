@@ -71,6 +71,46 @@ def test_a_compiled_model_is_saved_under_its_own_names(model, tmp_path):
     assert (ng.load(tmp_path).embedding.weight == model.embedding.weight).all()
 
 
+@pytest.mark.parametrize("what", ["x", None, torch.nn.Linear(2, 2)], ids=str)
+def test_only_a_model_is_saved(what, tmp_path):
+    with pytest.raises(ValueError, match=r"ngpt_core\.save takes a LanguageModel.*got"):
+        ng.save(what, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_has_one_floating_point_precision(model, tmp_path):
+    ng.save(model.bfloat16(), tmp_path / "half")
+    assert ng.load(tmp_path / "half").embedding.weight.dtype == torch.bfloat16
+    model.float()
+    for dtype in (torch.int64, torch.float16):
+        state = model.state_dict()
+        state["blocks.0.mixer.in_proj"] = state["blocks.0.mixer.in_proj"].to(dtype)
+        words = rf"one floating-point precision; blocks\.0\.mixer\.in_proj is {dtype}"
+        with pytest.raises(ValueError, match=words):
+            ng.save(model, tmp_path, state)
+        folder = ng.save(model, tmp_path / "run")
+        with io.safe_open(folder / io.WEIGHTS, "pt") as file:
+            metadata = file.metadata()
+        io.save_file(state, folder / io.WEIGHTS, metadata=metadata)
+        with pytest.raises(ValueError, match=words):
+            ng.load(folder)
+
+
+@pytest.mark.parametrize("device", ["foo", "cpu:", ["cpu"]], ids=str)
+def test_a_device_that_torch_does_not_know_is_named(model, tmp_path, device):
+    ng.save(model, tmp_path)
+    with pytest.raises(ValueError, match=r"device must be .*got"):
+        ng.load(tmp_path, device=device)
+
+
+@pytest.mark.parametrize("text", ["null", "5", "[1]"])
+def test_a_config_that_is_no_dictionary_is_an_error(model, tmp_path, text):
+    ng.save(model, tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="A config is a dictionary"):
+        ng.load(tmp_path)
+
+
 def change_config(folder, **change):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -318,7 +318,11 @@ def test_it_runs_in_bfloat16(normalized):
         ((torch.zeros(4, dtype=torch.long),), r"\[batch, time\].*\(4,\)"),
         ((torch.zeros(1, 0, dtype=torch.long),), "time >= 1"),
         ((torch.zeros(1, 33, dtype=torch.long),), "33 tokens, more than max_seq_len = 32"),
-        ((torch.zeros(2, 4, dtype=torch.long), torch.zeros(1, 4)), r"documents must have the shape of tokens, \(2, 4\)"),
+        ((torch.zeros(2, 4, dtype=torch.long), torch.zeros(1, 4).long()), r"documents must have the shape of tokens, \(2, 4\)"),
+        ((torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4)), "documents must be integers .*float32"),
+        ((torch.zeros(1, 4, dtype=torch.long), [[0, 0, 1, 1]]), "documents must be a tensor .*got list"),
+        ((torch.zeros(1, 4, dtype=torch.long), torch.tensor([[0, 1, 0, 0]])), r"not decrease along time; got \[1, 0\] at"),
+        (([[0, 1]],), "tokens must be a tensor .*got list"),
     ],
 )
 def test_bad_tokens_are_value_errors(arguments, words):
@@ -332,6 +336,52 @@ def test_bad_targets_are_value_errors():
         model.loss(tokens(1, 4), tokens(1, 5))
     with pytest.raises(ValueError, match="256"):
         model.loss(tokens(1, 2), torch.tensor([[0, 256]]))
+    with pytest.raises(ValueError, match=r"targets must be integers .*float32"):
+        model.loss(tokens(1, 2), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -3, float("nan"), "5", torch.tensor(0), torch.tensor([4.0, 4.0])])
+def test_a_denominator_is_one_positive_number(value):
+    with pytest.raises(ValueError, match=r"denominator is .* one number > 0; got"):
+        make().loss(tokens(1, 4), tokens(1, 4), denominator=value)
+
+
+@pytest.mark.parametrize("value", [8, 8.0, np.int64(8), torch.tensor(8), torch.tensor([8.0])])
+def test_a_denominator_may_be_any_kind_of_number(value):
+    model, x = make(), tokens(2, 4)
+    loss = model.loss(x, x, denominator=value)
+    assert loss.shape == ()
+    torch.testing.assert_close(loss, model.loss(x, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64])
+def test_tokens_targets_and_documents_may_be_integers_of_any_width(dtype):
+    model, x, y = make(), tokens(2, 12), tokens(2, 12)
+    y[0, 0] = 156  # what -100 is in a byte: a target like any other
+    documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
+    assert torch.equal(model(x.to(dtype), documents.to(dtype)), model(x, documents))
+    assert torch.equal(model.loss(x.to(dtype), y.to(dtype), denominator=24), model.loss(x, y, denominator=24))
+    narrow = x % 128
+    assert torch.equal(model(narrow.to(torch.int8)), model(narrow))
+    with pytest.raises(ValueError, match="got values from"):
+        model(torch.full((1, 2), -1, dtype=torch.int8))
+
+
+@pytest.mark.parametrize("what", ["pico", None, {"d_model": 64}])
+def test_a_model_is_made_of_a_config(what):
+    with pytest.raises(ValueError, match=r"LanguageModel takes a ModelConfig.*got"):
+        ng.LanguageModel(what)
+
+
+@pytest.mark.parametrize("size", [(2, -3), (-1, 4), ("2", 4), (2, 4.5)])
+def test_a_cache_of_no_size_is_a_value_error(size):
+    with pytest.raises(ValueError, match="integers >= 0; got batch="):
+        make().new_cache(*size)
+
+
+@pytest.mark.parametrize("length", [1, 5, 16, None])
+def test_check_probes_no_more_tokens_than_the_model_takes(length):
+    make(max_seq_len=length, double=False).check()
 
 
 def test_check_names_what_is_broken():

@@ -79,6 +79,19 @@ def test_scores_are_made_in_float32_for_half_precision():
         assert make().float().router(torch.randn(1, 4, 16))[0].dtype == torch.float32
 
 
+@pytest.mark.parametrize("logit", [-44.0, -60.0, -95.0, -103.0, -200.0])
+def test_scores_that_underflow_give_finite_weights_and_gradients(logit):
+    module = make(normalized=False).float()
+    h = torch.full((1, 5, 16), 1.0, requires_grad=True)
+    with torch.no_grad():
+        module.router.weight.fill_(logit / 16)
+    scores, _, weights = module.router(h)
+    assert scores.max() < 1e-18 and weights.isfinite().all() and (weights.sum(-1) <= 2.5).all()
+    y, aux = module(h)
+    (y.sum() + aux.balance).backward()
+    assert all(x.isfinite().all() for x in (y, aux.balance, h.grad, *(p.grad for p in module.parameters())))
+
+
 def test_update_moves_the_bias_by_the_rate_towards_equal_load():
     router = Router(ng.ModelConfig(vocab_size=8, d_model=8, pattern="E", n_experts=4, top_k=1, expert_ff=8))
     router.update(torch.tensor([10, 0, 5, 5]))

@@ -158,12 +158,26 @@ def test_without_names_the_order_of_addition_is_the_name():
     assert torch.equal(run(True), run(False))
 
 
+@pytest.mark.parametrize("setting", [ng.PMEN(profile="smooth", tau=1e-30), ng.PMEN(tau=1e-46), ng.PMEN(tau=0.0)], ids=str)
+def test_the_smallest_thresholds_give_the_same_finite_step_on_both_paths(setting):
+    def train(fused):
+        p = torch.nn.Parameter(torch.ones(3, 8))
+        optimizer = ng.GatedAdamW([("w", p)], lr=0.01, unit_dim=-1, pmen=setting, fused=fused)
+        p.grad = torch.zeros(3, 8)
+        p.grad[0, :4] = 1
+        optimizer.step()
+        return p.detach()
+
+    torch.testing.assert_close(train(None), train(False))
+    assert train(False).isfinite().all()
+
+
 @pytest.mark.parametrize(
     "bad",
     [dict(strength=-1.0), dict(tau=-1e-10), dict(profile="soft"), dict(profile="smooth", tau=0.0),
-     dict(profile="smooth", b=0.0), dict(reference="none"), dict(start=0), dict(every=0), dict(every=1.5),
-     dict(strength=math.nan), dict(strength="10"), dict(every=math.inf), dict(start=math.nan), dict(seed="a"), dict(seed=0.5),
-     dict(profile="smooth", b="2")], ids=str,
+     dict(profile="smooth", tau=1e-46), dict(profile="smooth", b=0.0), dict(reference="none"), dict(start=0), dict(every=0),
+     dict(every=1.5), dict(strength=math.nan), dict(strength="10"), dict(every=math.inf), dict(start=math.nan), dict(seed="a"),
+     dict(seed=0.5), dict(profile="smooth", b="2")], ids=str,
 )  # fmt: skip
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ValueError, match=f"PMEN: .*{list(bad)[-1]}"):

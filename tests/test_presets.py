@@ -84,6 +84,8 @@ def test_overrides_and_unknown_names():
     assert ng.preset("30B", d_model=2048).d_model == 2048
     with pytest.raises(ValueError, match=r"no preset '3B'.*30B"):
         ng.preset("3B")
+    with pytest.raises(ValueError, match=r"no preset \['pico'\]"):
+        ng.preset(["pico"])
     with pytest.raises(ValueError, match="no field 'depth'"):
         ng.preset("pico", depth=3)
     with pytest.raises(ValueError, match="n_heads"):

@@ -290,6 +290,31 @@ def test_the_baselines_warmup_is_a_billion_tokens_but_at_most_a_tenth_of_the_run
     assert schedule.at(125)[0][0] == pytest.approx(1.1e-3) and schedule.at(250)[0][0] == pytest.approx(2.2e-3)
 
 
+@pytest.mark.parametrize("name", ["1B", "30B"])
+def test_on_the_ladder_the_runs_tokens_are_known_without_those_of_a_step(name):
+    with torch.device("meta"):
+        model = ng.LanguageModel(ng.preset(name, normalized=False))
+    share = 1e9 / model.config.tokens
+    for kw, warmup in (({}, share), ({"warmup_tokens": 1e12}, 0.1), ({"warmup_share": 1e-4}, 1e-4)):
+        assert {row.warmup for row in recipe.table(model, **kw)} == {warmup}
+    assert {row.warmup for row in recipe.table(model, 1000, tokens_per_step=4e7)} == {1e9 / 4e7 / 1000}
+    assert {row.warmup for row in recipe.table(model, tokens_per_step=4e7)} == {0.1}  # of how many steps?
+    T = 10**6
+    for kind in ("group", "before"):
+        _, schedule = recipe.build(model, T, warmup=kind)
+        half, whole = (schedule.at(int(T * share * part))[0][0] / model.config.gpt_lr for part in (0.5, 1))
+        assert (half, whole) == pytest.approx((0.5, 1.0), rel=1e-3)
+
+
+@pytest.mark.parametrize("warmup", ["group", "before", "all"])
+def test_the_table_says_the_warmups_that_the_schedule_does(ngpt, gpt, warmup):
+    for model in (ngpt,) if warmup == "all" else (ngpt, gpt):
+        optimizer, schedule = recipe.build(model, 1000, schedule=lambda r: 1.0, warmup=warmup)
+        lr = {n: rate for group, (rate, _) in zip(optimizer.param_groups, schedule.at(50)) for n in group["param_names"]}
+        for row in rows(model, warmup=warmup):
+            assert lr[row.name] == pytest.approx(row.lr * (0.5 if row.warmup else 1.0)), row.name
+
+
 def test_clipping_is_for_the_loop_and_only_the_baseline_has_it(ngpt, gpt):
     assert recipe.settings(ngpt).clip_norm is None and recipe.settings(gpt).clip_norm == 1.0
 
@@ -439,6 +464,33 @@ def test_slips_are_answered_with_the_rule(ngpt, gpt, monkeypatch):
     ):
         with pytest.raises(ValueError, match=rule):
             recipe.build(ngpt, 10, **slip)
+    for slip, rule in (
+        (dict(weight_decay=-1.0), r"weight_decay must be a number >= 0; got -1\.0"),
+        (dict(weight_decay="0.1"), "weight_decay must be a number >= 0; got '0.1'"),
+        (dict(eps=-1e-3), r"eps must be a number >= 0; got -0\.001"),
+        (dict(eps="1e-8"), "eps must be a number >= 0; got '1e-8'"),
+        (dict(eta_min=-0.1), "eta_min must be a number >= 0"),
+        (dict(eta_min=1.5), "eta_min and wsd_decay are shares, at most 1; got 1.5"),
+        (dict(wsd_decay=0.0), "wsd_decay must be a positive number"),
+        (dict(wsd_decay=2), "wsd_decay are shares"),
+        (dict(warmup="all"), "GPT's warmup must be 'group' .*got 'all'"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            recipe.table(gpt, **slip)
+    for slip in (dict(pmen_embeddings="no"), dict(tangent="no"), dict(tangent=1)):
+        with pytest.raises(ValueError, match=f"{next(iter(slip))} must be True or False; got"):
+            recipe.table(ngpt, **slip)
+    with pytest.raises(ValueError, match="weight_decay must be a number >= 0"):
+        recipe.table(ngpt, weight_decay=-1)
+    for what in (gpt.config, "pico", None):
+        for call in (recipe.table, lambda m: recipe.build(m, 10), lambda m: recipe.scaled(m, 10), recipe.settings):
+            with pytest.raises(ValueError, match=r"recipe: takes a model.*got"):
+                call(what)
+    for steps in (0, "100", 2.5, None):
+        with pytest.raises(ValueError, match="total_steps counts optimizer steps"):
+            recipe.build(gpt, steps, tokens_per_step=1e6)
+    with pytest.raises(ValueError, match="total_steps counts optimizer steps"):
+        recipe.table(gpt, 0, tokens_per_step=1e6)
     assert recipe.settings(ngpt, betas=[0.9, 0.95]).betas == (0.9, 0.95)  # a list, as JSON has it
     with pytest.raises(ValueError, match=r"total_steps.*got '10'"):
         recipe.scaled(ngpt, "10")

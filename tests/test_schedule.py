@@ -90,7 +90,7 @@ def test_numbers_arrays_and_tensors_give_their_own_kind():
     for schedule in (log_decay, cosine, linear, wsd, warmup_before(wsd)):
         floats = [schedule(float(r)) for r in R]
         assert isinstance(schedule(R), np.ndarray) and schedule(R) == pytest.approx(floats, abs=1e-15)
-        for dtype, tol in ((torch.float32, 1e-5), (torch.float64, 1e-15)):
+        for dtype, tol in ((torch.float32, 1e-5), (torch.float64, 1e-15), (torch.bfloat16, 0.1), (torch.float16, 0.02)):
             out = schedule(torch.tensor(R, dtype=dtype))
             torch.testing.assert_close(out, torch.tensor(floats, dtype=dtype), rtol=0, atol=tol)
     assert isinstance(log_decay(np.float64(0.5)), float) and isinstance(log_decay(1), float)
@@ -246,6 +246,11 @@ def test_another_length_is_refused_or_continues_without_a_jump():
         (lambda: log_decay(0.5, rho="0.05"), "rho must be > 0.*got '0.05'"),
         (lambda: log_decay(1.5), r"must be in \[0, 1\]; got 1.5"),
         (lambda: cosine(-0.1), r"must be in \[0, 1\]"),
+        (lambda: log_decay("0.5"), r"must be in \[0, 1\]; got '0.5'"),
+        (lambda: cosine("half"), r"must be in \[0, 1\]; got 'half'"),
+        (lambda: linear([0.5]), r"must be in \[0, 1\]; got \[0.5\]"),
+        (lambda: wsd(np.array(["0.5"])), r"must be in \[0, 1\]; got array"),
+        (lambda: warmup_before(wsd)(None), r"must be in \[0, 1\]; got None"),
         (lambda: linear(math.nan), r"must be in \[0, 1\]"),
         (lambda: cosine(0.1, eta_max=0.1, eta_min=0.2), "eta_min <= eta_max"),
         (lambda: linear(0.1, eta_min=-1), "0 <= eta_min"),

@@ -69,6 +69,15 @@ def test_a_counter_on_the_device_gives_the_same_as_an_integer():
     torch.testing.assert_close(on_device, on_host, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("beta2", [0.0, 0.5, 0.975, 0.9999, 0.999999])
+@pytest.mark.parametrize("k", [0, 1, 3, 500, 10**6])
+def test_the_floor_of_a_counter_on_the_device_keeps_its_digits(k, beta2):
+    g, v = torch.full((1,), 1e9), torch.zeros(1)
+    on_host = ng.growth_clip(g, v, k, beta2, R=2.0, s_min=1.0)
+    for counter in (torch.tensor(float(k)), torch.tensor(k)):
+        torch.testing.assert_close(ng.growth_clip(g, v, counter, beta2, R=2.0, s_min=1.0), on_host, rtol=1e-6, atol=0)
+
+
 def test_the_defaults_are_the_papers():
     assert ng.SMGC() == ng.SMGC(R=100.0, s_min=1e-10, start=500)  # section 3.3, item 10
 

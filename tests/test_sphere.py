@@ -79,6 +79,16 @@ def test_tangent_of_a_tiny_w_is_held_by_eps_proj():
     torch.testing.assert_close(sphere.tangent(g, w), torch.tensor([1 - 1e-16 / 1e-12, 1.0], dtype=torch.float64))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_tangent_of_half_precisions_is_computed_wide_and_rounded_once(dtype):
+    w = sphere.unit(draw(0, 5, 64)).to(dtype)
+    for g in (draw(1, 5, 64).to(dtype), torch.full((5, 64), 6e4, dtype=dtype)):  # <w, g> of the second is beyond float16
+        assert torch.equal(sphere.tangent(g, w), sphere.tangent(g.float(), w.float()).to(dtype))
+    ones = torch.ones(4, dtype=dtype)
+    assert torch.equal(sphere.tangent(ones, torch.zeros(4, dtype=dtype)), ones)
+    assert sphere.tangent(ones, torch.ones(4)).dtype == torch.float32
+
+
 @pytest.mark.parametrize("phi", [1e-15, 1e-8, 1e-3, 0.5, 1.5, 2.0, 3.0, math.pi - 1e-6])
 def test_angle_is_the_angle_turned_in_float32_however_small(phi):
     w = sphere.unit(torch.randn(16))
@@ -152,6 +162,25 @@ def test_slerp_between_antipodes_and_to_itself_stays_on_the_sphere():
     middle = sphere.slerp(a, -a, 0.5)
     assert float(middle.norm()) == pytest.approx(1) and abs(float(a @ middle)) < 1e-12  # a quarter of the circle away
     torch.testing.assert_close(sphere.slerp(a, a, 0.3), a)
+
+
+@pytest.mark.parametrize("short", [1e-2, 1e-4, 1e-6])
+def test_slerp_keeps_its_speed_close_to_the_antipode_in_float32(short):
+    a = sphere.unit(draw(0, 50, 16)).float()
+    b = -math.cos(short) * a + math.sin(short) * sphere.unit(sphere.tangent(draw(1, 50, 16).float(), a))
+    for t in (0.25, 0.5, 0.75):
+        cosines = (a.double() * sphere.slerp(a, b, t)).sum(-1)
+        assert (cosines - math.cos(t * (math.pi - short))).abs().max() < 1e-6
+    torch.testing.assert_close(sphere.slerp(a, b, 1.0), b, rtol=0, atol=3e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_slerp_of_half_precisions_arrives(dtype):
+    a, b = sphere.unit(draw(0, 50, 16)).to(dtype), sphere.unit(draw(1, 50, 16)).to(dtype)
+    for end in (b, -a, a):
+        last_digit = torch.finfo(dtype).eps / 2  # of a coordinate below 1, where b's own length is not quite 1
+        assert (sphere.slerp(a, end, 1.0).double() - end.double()).abs().max() <= last_digit
+    assert torch.equal(sphere.slerp(a, b, 0.3), sphere.slerp(a.float(), b.float(), 0.3).to(dtype))
 
 
 def test_random_points_are_unit_and_spread_evenly():

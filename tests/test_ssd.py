@@ -192,3 +192,12 @@ def test_wrong_shapes_are_named(change, says):
     names = ("x", "dt", "A", "B", "C", "D", "initial_state", "documents")
     with pytest.raises(ValueError, match=says):
         ssd_chunked(**(dict(zip(names, inputs(T=5))) | change))
+
+
+def test_autocast_changes_nothing_of_the_scan():
+    args = inputs(dtype=torch.float32, documents=True, state=True)
+    for scan in (ssd_recurrent, ssd_chunked, ssd):
+        plain = scan(*args)
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = scan(*args)
+        assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))

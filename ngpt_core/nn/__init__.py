@@ -6,4 +6,5 @@
     mlp         the feed-forward block                        moe        the mixture of experts; grouped: its products
     head        logits, s_z and LGP; loss: in chunks          model      the whole
     generate    how a text is continued                       io         files
+    precision   where autocast must not round
 """

@@ -101,7 +101,12 @@ class Attention(nn.Module):
             init_rows_(w, self.config)
         init_rows_(self.o_proj, self.config, output=True)
 
-    def forward(self, h: Tensor, documents: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self,
+        h: Tensor,
+        documents: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
         """h [B, T, d] -> [B, T, d]. With a cache the T tokens follow those that it holds."""
         q = rearrange(F.linear(h, self.q_proj), "b t (h k) -> b h t k", k=self.config.head_dim)
         k = rearrange(F.linear(h, self.k_proj), "b t (g k) -> b g t k", k=self.config.head_dim)
@@ -111,17 +116,22 @@ class Attention(nn.Module):
             s_qk = self.s_qk()
             q, k = sphere.unit(q) * s_qk, sphere.unit(k) * s_qk  # eqs. qkscaling1, qkscaling2
         if self.config.rope_theta is not None:
-            q, k = rotate(q, self.config.rope_theta, start), rotate(k, self.config.rope_theta, start)
-        if cache is not None:
-            k, v = (x.to(q.dtype) for x in cache.append(k, v))  # under autocast the cache keeps the weights' precision
+            q, k = (rotate(x, self.config.rope_theta, start) for x in (q, k))
+        if cache is not None:  # under autocast it keeps the weights' precision
+            k, v = (x.to(q.dtype) for x in cache.append(k, v))
         mask = None
         if documents is not None:
             mask = document_mask(documents)
-        elif start and q.shape[-2] > 1:  # several tokens after a filled cache: row i sees the past and itself
-            mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=h.device).tril(start)
+        elif start and q.shape[-2] > 1:
+            # several tokens after a filled cache: row i sees the past and itself
+            size = (q.shape[-2], k.shape[-2])
+            mask = torch.ones(size, dtype=torch.bool, device=h.device).tril(start)
         out = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None and not start, scale=self.softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+            q, k, v, mask,
+            is_causal=mask is None and not start,
+            scale=self.softmax_scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
         return rearrange(out, "b h t k -> b t (h k)") @ self.o_proj
 
     def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> KVCache:

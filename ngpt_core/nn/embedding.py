@@ -12,19 +12,31 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .unit import init_rows_, rows
 
-__all__ = ["Embedding", "check_tokens"]
+__all__ = ["Embedding", "check_integers", "check_tokens", "readable"]
 
 
-def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """ValueError for tokens that are not integers, or not in [0, V).
+def readable(x: Tensor) -> bool:
+    """May a check read the values of x? On the CPU alone: on a GPU it would stall the stream, and a graph has none yet."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
-    The range is read on the CPU only: on a GPU it would stall the stream, and an index out of range stops there with a
-    device-side assertion that says so.
+
+def check_integers(name: str, x: object) -> None:
+    """ValueError for what is not a tensor [batch, time] of integers, of any width."""
+    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] == 0:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{name} must be a tensor of the shape [batch, time] with time >= 1; got {got}.")
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise ValueError(f"{name} must be integers (torch.long); got {x.dtype}.")
+
+
+def check_tokens(tokens: object, vocab_size: int) -> None:
+    """ValueError for tokens that are not integers [batch, time], or not in [0, V).
+
+    The range is read on the CPU only; on a GPU an index out of range stops with a device-side assertion that says so.
     """
-    if tokens.dtype.is_floating_point or tokens.dtype.is_complex or tokens.dtype == torch.bool:
-        raise ValueError(f"tokens must be integers (torch.long); got {tokens.dtype}.")
-    if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
-        low, high = (int(x) for x in tokens.aminmax())
+    check_integers("tokens", tokens)
+    if readable(tokens) and tokens.numel():
+        low, high = (int(x) for x in tokens.long().aminmax())
         if low < 0 or high >= vocab_size:
             raise ValueError(f"tokens must be in [0, vocab_size) = [0, {vocab_size}); got values from {low} to {high}.")
 
@@ -43,5 +55,5 @@ class Embedding(nn.Module):
         init_rows_(self.weight, self.config)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The rows of the tokens."""
-        return F.embedding(tokens, self.weight)
+        """The rows of the tokens, which may be integers of any width."""
+        return F.embedding(tokens.long(), self.weight)

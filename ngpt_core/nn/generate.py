@@ -9,13 +9,14 @@ convolution. Without it every step reads the whole sequence again: slower by the
 Shapes: tokens [B, T], logits [B, V].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..checks import count, within
+from ..checks import count, number, within
+from .embedding import check_tokens
 
 if TYPE_CHECKING:
     from .model import LanguageModel
@@ -31,7 +32,8 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = 
     """
     if temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    logits = logits / temperature
+    # The largest becomes 0 first, and the divisor at least the smallest number: no temperature makes inf, or inf / inf.
+    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
     if top_k is not None and top_k < logits.shape[-1]:
         keep = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, logits.topk(top_k, -1).indices, True)
         logits = logits.masked_fill(~keep, -torch.inf)
@@ -55,6 +57,13 @@ def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: fl
         raise ValueError(f"top_p must be in (0, 1], or None for all tokens; got {top_p!r}.")
 
 
+def _stops(stop: int | Sequence[int] | None) -> list[int]:
+    tokens = [] if stop is None else list(stop) if isinstance(stop, Iterable) and not number(stop) else [stop]
+    if not all(count(token, 0) for token in tokens):
+        raise ValueError(f"stop must be a token, several of them, or None; got {stop!r}.")
+    return [int(token) for token in tokens]
+
+
 def stream(
     model: "LanguageModel",
     tokens: Tensor,
@@ -63,19 +72,21 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     use_cache: bool = True,
-    stop: int | Sequence[int] = (),
+    stop: int | Sequence[int] | None = (),
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
     """Yield the next tokens [B] after the prompts ``tokens`` [B, T], up to ``max_new_tokens`` times.
 
     A row that has drawn a token of ``stop`` repeats it from then on; when every row has, the stream ends.
     """
+    check_tokens(tokens, model.config.vocab_size)
     _check(max_new_tokens, temperature, top_k, top_p)
+    max_new_tokens, sampling = int(max_new_tokens), (float(temperature), None if top_k is None else int(top_k), top_p)
     limit = model.config.max_seq_len
     if limit is not None and tokens.shape[1] + max_new_tokens > limit:
         raise ValueError(f"{tokens.shape[1]} + {max_new_tokens} new tokens are more than max_seq_len = {limit}.")
-    stops = torch.tensor([stop] if isinstance(stop, int) else list(stop), dtype=torch.long, device=tokens.device)
-    return _steps(model, tokens, max_new_tokens, (temperature, top_k, top_p), use_cache, stops, generator)
+    stops = torch.tensor(_stops(stop), dtype=torch.long, device=tokens.device)
+    return _steps(model, tokens.long(), max_new_tokens, sampling, use_cache, stops, generator)
 
 
 @torch.no_grad()

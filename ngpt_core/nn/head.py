@@ -11,13 +11,14 @@ that nobody set. Logit Gradient Preconditioning (LGP, section 2.1) keeps the for
 Symbols: h [..., d] hidden states; W [V, d] output embedding; u, z [..., V] cosines and logits; s_z [V]; q LGP's strength.
 """
 
-import math
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
+from ..checks import within
 from ..config import ModelConfig
 from .loss import check_targets, cross_entropy_sum, wide
 from .scale import Scale
@@ -29,11 +30,13 @@ FORMS = ("ratio", "power")
 
 
 # ---- LGP as pure functions -------------------------------------------------------------------------------------------
-def _check_lgp(q: float | None, form: str) -> None:
+def _check_lgp(q: float | None, form: str) -> float | None:
+    """q as a plain number, whatever kind of number it came as."""
     if form not in FORMS:
         raise ValueError(f"form must be 'ratio', (s_z/mean(s_z))^q, or 'power', s_z^q/mean(s_z^q) (section 2.1); got {form!r}.")
-    if q is not None and not (isinstance(q, (int, float)) and 0 <= q < math.inf):
+    if q is not None and not within(q, 0):
         raise ValueError(f"q must be a finite number >= 0 (the paper uses 1), or None for the ordinary gradient; got {q!r}.")
+    return None if q is None else float(q)
 
 
 def needs_positive(q: float | None) -> bool:
@@ -86,7 +89,8 @@ class _LogitScale(torch.autograd.Function):
         u, s_z = ctx.saved_tensors
         du = ds = None
         if ctx.needs_input_grad[0]:
-            du = (g * backward_scale(s_z.to(wide(s_z.dtype)), ctx.q, ctx.form)).to(u.dtype)  # section 2.1, LGP
+            b = backward_scale(s_z.to(wide(s_z.dtype)), ctx.q, ctx.form)
+            du = (g * b).to(u.dtype)  # section 2.1, LGP
         if ctx.needs_input_grad[1]:
             ds = (g * u).sum_to_size(s_z.shape).to(s_z.dtype)  # autograd's own
         return du, ds, None, None
@@ -105,8 +109,8 @@ def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "rati
     >>> u.grad
     tensor([0.5000, 1.0000, 1.5000])
     """
-    _check_lgp(q, form)
-    if s_z.dim() != 1 or s_z.shape[0] != u.shape[-1]:
+    q = _check_lgp(q, form)
+    if s_z.dim() != 1 or s_z.shape != u.shape[-1:]:
         raise ValueError(f"s_z has one entry for each token: s_z [V] for u [..., V]; got {_shapes(s_z=s_z, u=u)}.")
     _check_positive(s_z, q)
     return _LogitScale.apply(u, s_z, q, form)
@@ -129,7 +133,8 @@ def row_norms(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     # With G = dL/dz^T h, row i of W receives
     # dw_i = (b_i / s_i) (G_i - w_bar_i <w_bar_i, G_i>) + w_bar_i <w_bar_i, G_i>
-    return sphere.unit(weight), torch.linalg.vector_norm(weight, dim=-1, dtype=wide(weight.dtype))
+    s_z = torch.linalg.vector_norm(weight, dim=-1, dtype=wide(weight.dtype))
+    return sphere.unit(weight), s_z
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
@@ -175,7 +180,7 @@ def linear_cross_entropy(
     operation. ``retain_graph`` works; second derivatives raise. Under activation checkpointing it is right, but computed
     twice: leave it outside, it keeps nothing worth recomputing.
     """
-    _check_lgp(q, form)
+    q = _check_lgp(q, form)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be 'mean' or 'sum' (or pass denominator=); got {reduction!r}.")
     if backend not in ("chunked", "torch"):
@@ -183,6 +188,8 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(h.device.type) and h.dtype != torch.float64:
         h, weight = (x.to(torch.get_autocast_dtype(h.device.type)) for x in (h, weight))
     _check_shapes(h, weight, targets, s_z)
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral):
+        raise ValueError(f"ignore_index is the target that is left out, an integer (any; -100 is usual); got {ignore_index!r}.")
     if chunk is None:
         chunk = max(256, h.shape[-1])
     elif isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
@@ -268,9 +275,8 @@ class Head(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        _check_lgp(config.lgp_q, config.lgp_form)
         self.config = config
-        self.q, self.form = config.lgp_q, config.lgp_form
+        self.q, self.form = _check_lgp(config.lgp_q, config.lgp_form), config.lgp_form
         self.weight = rows(config.vocab_size, config.d_model)
         self.s_z = None
         self.unit_dims = {}

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..config import ModelConfig
-from .model import LanguageModel
+from .model import LanguageModel, unwrap
 
 __all__ = ["CONFIG", "WEIGHTS", "load", "save"]
 
@@ -39,9 +39,10 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
 
     ``state`` replaces ``model.state_dict()``: the gathered tensors of a model that is sharded. Equal models are equal files.
     """
-    model, folder = getattr(model, "_orig_mod", model), Path(folder)  # torch.compile's wrapper names things its own way
-    folder.mkdir(parents=True, exist_ok=True)
+    model, folder = unwrap(model, "ngpt_core.save"), Path(folder)  # a wrapper names things its own way
     state = {k: v.detach().cpu().contiguous() for k, v in (model.state_dict() if state is None else state).items()}
+    _check_dtypes(state, "This model")
+    folder.mkdir(parents=True, exist_ok=True)
     weights, config = folder / f".{WEIGHTS}.{os.getpid()}", folder / f".{CONFIG}.{os.getpid()}"
     try:
         # one key: safetensors writes several in an order of its own, and equal models shall be equal files
@@ -58,6 +59,10 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
 def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """The model that ``save`` wrote, on ``device``, in eval() mode. ValueError for anything that is not exactly that."""
     folder = Path(folder)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be one that torch knows, such as 'cpu' or 'cuda:0'; got {device!r} ({error}).") from None
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}: give a folder that ngpt_core.save wrote.")
@@ -75,10 +80,22 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
     with torch.device("meta"):
         model = LanguageModel(config)
     _check_same(model.state_dict(), state, folder)
+    _check_dtypes(state, folder / WEIGHTS)
     if metadata.get("config") != _fingerprint(config):
         raise ValueError(f"{folder / WEIGHTS} was saved with another config than {CONFIG} beside it: restore the pair.")
     model.load_state_dict(state, assign=True)  # the meta tensors are replaced: nothing is ever initialized twice
     return model.eval()
+
+
+def _check_dtypes(state: Mapping[str, Tensor], where: object) -> None:
+    """One floating-point precision for all: the forward pass of another mixture would fail, or round where it should not."""
+    first = next(iter(state.values())).dtype
+    for name, x in state.items():
+        if not x.is_floating_point() or x.dtype != first:
+            raise ValueError(
+                f"{where} must have one floating-point precision; {name} is {x.dtype}, others {first}. Cast them all with "
+                "model.to(torch.float32), and save again."
+            )
 
 
 def _check_same(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], folder: Path) -> None:

@@ -159,13 +159,21 @@ class Mamba2(nn.Module):
         if self.norm_weight is not None:
             self.norm_weight.fill_(1.0)
 
-    def forward(self, h: Tensor, documents: Tensor | None = None, cache: Mamba2Cache | None = None) -> Tensor:
+    def forward(
+        self,
+        h: Tensor,
+        documents: Tensor | None = None,
+        cache: Mamba2Cache | None = None,
+    ) -> Tensor:
         """h [b, T, d] -> [b, T, d]. With a cache the T tokens follow those that it has seen."""
         if cache is not None and documents is not None:
-            raise ValueError("documents and cache exclude each other: a cache holds one document a row.")
+            raise ValueError(
+                "documents and cache exclude each other: a cache holds one document a row."
+            )
         config = self.config
         if self.s_mamba is not None:
-            h = h * self.s_mamba()  # sec. 3.2: the input, so that SiLU and softplus see values of the right size
+            # the input, so that SiLU and softplus see values of the right size
+            h = h * self.s_mamba()  # sec. 3.2
         z, xBC, dt = F.linear(h, self.in_proj).split(self.widths, -1)
         past = None
         if cache is not None:
@@ -175,17 +183,19 @@ class Mamba2(nn.Module):
         x, B, C = xBC.split((config.d_inner, *[config.groups * config.state] * 2), -1)
         x = rearrange(x, "b t (h p) -> b t h p", p=config.mamba_head_dim)
         B, C = (rearrange(part, "b t (g n) -> b t g n", n=config.state) for part in (B, C))
-        wide = torch.promote_types(h.dtype, torch.float32)  # A_log, D and dt_bias compute in float32 whatever the rest does
+        # A_log, D and dt_bias compute in float32 whatever the rest does
+        wide = torch.promote_types(h.dtype, torch.float32)
         dt = F.softplus(dt.to(wide) + self.dt_bias.to(wide))
         if config.dt_min > 0:
             dt = dt.clamp_min(config.dt_min)
         A, D = -torch.exp(self.A_log.to(wide)), self.D.to(wide)
-        y, state = ssd(x, dt, A, B, C, D, None if cache is None else cache.state, documents, config.chunk)
+        before = None if cache is None else cache.state
+        y, state = ssd(x, dt, A, B, C, D, before, documents, config.chunk)
         if cache is not None:
             cache.state.copy_(state)
         y = rearrange(y, "b t h p -> b t (h p)") * F.silu(z)
-        if self.norm_weight is not None:
-            y = group_rms_norm(y, self.norm_weight, config.groups, config.norm_eps)  # GPT: after the gate, group by group
+        if self.norm_weight is not None:  # GPT: after the gate, group by group
+            y = group_rms_norm(y, self.norm_weight, config.groups, config.norm_eps)
         return y @ self.out_proj
 
     def new_cache(

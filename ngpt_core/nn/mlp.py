@@ -22,14 +22,17 @@ __all__ = ["MLP", "relu2", "scaled_linear"]
 
 
 def scaled_linear(h: Tensor, W: Tensor, s: Tensor | None) -> Tensor:
-    """s * (W h), for h [..., d], W [ff, d], s [ff] or None: eq. mlpscaling1 right where u is made.
+    """s * (W h), for h [..., d], W [ff, d], s [ff] or None: eq. mlpscaling1, as u is made.
 
-    The scale is put where there are fewer numbers: on the rows of W when there are more tokens than d_model, as in training,
-    else on the result, as in generation. The same product either way.
+    The scale is put where there are fewer numbers: on the rows of W when there are more
+    tokens than d_model, as in training, else on the result, as in generation. The same
+    product either way.
     """
     if s is None:
         return F.linear(h, W)
-    return F.linear(h, W * s[:, None]) if h.shape[:-1].numel() > W.shape[-1] else F.linear(h, W) * s
+    if h.shape[:-1].numel() > W.shape[-1]:
+        return F.linear(h, W * s[:, None])
+    return F.linear(h, W) * s
 
 
 def relu2(u: Tensor) -> Tensor:
@@ -58,10 +61,21 @@ class MLP(nn.Module):
             init_rows_(self.gate, self.config)
         init_rows_(self.down, self.config, output=True)
 
-    def forward(self, h: Tensor, documents: Tensor | None = None, cache: object = None) -> Tensor:
-        """h [B, T, d] -> [B, T, d]. Tokens do not meet here: documents and cache change nothing."""
+    def forward(
+        self,
+        h: Tensor,
+        documents: Tensor | None = None,
+        cache: object = None,
+    ) -> Tensor:
+        """h [B, T, d] -> [B, T, d].
+
+        Tokens do not meet here: documents and cache change nothing.
+        """
         s_u = None if self.s_u is None else self.s_u()
         if self.gate is None:
             return relu2(scaled_linear(h, self.up, s_u)) @ self.down
-        s_u, s_v = (None, None) if s_u is None else (s_u[0], s_u[1] * math.sqrt(self.config.d_model))
-        return (scaled_linear(h, self.up, s_u) * F.silu(scaled_linear(h, self.gate, s_v))) @ self.down
+        s_v = None
+        if s_u is not None:
+            s_u, s_v = s_u[0], s_u[1] * math.sqrt(self.config.d_model)
+        u, v = scaled_linear(h, self.up, s_u), scaled_linear(h, self.gate, s_v)
+        return (u * F.silu(v)) @ self.down

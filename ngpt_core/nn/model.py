@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checks import count, number, within
 from ..config import ModelConfig
 from . import generate as generation
 from .attention import Attention
-from .embedding import Embedding, check_tokens
+from .embedding import Embedding, check_integers, check_tokens, readable
 from .head import Head
 from .mamba2 import Mamba2
 from .mlp import MLP
@@ -25,7 +26,7 @@ from .moe import MoE
 from .residual import Aux, Residual
 from .unit import unit_axes
 
-__all__ = ["Cache", "LanguageModel"]
+__all__ = ["Cache", "LanguageModel", "unwrap"]
 
 BLOCKS = {"M": Mamba2, "*": Attention, "E": MoE, "-": MLP}
 
@@ -43,8 +44,8 @@ class Cache:
 class LanguageModel(nn.Module):
     """A whole model: embedding, one block for each letter of ``config.pattern``, head. GPT also has a last norm.
 
-    Shapes: tokens, targets and documents are integers [B, T], B sequences of T tokens; h is [B, T, d], d = d_model; logits are
-    [B, T, V], V = vocab_size.
+    Shapes: tokens, targets and documents are integers [B, T] of any width (uint8 for bytes), B sequences of T tokens; h is
+    [B, T, d], d = d_model; logits are [B, T, V], V = vocab_size.
 
     >>> import ngpt_core as ng
     >>> model = ng.LanguageModel(ng.preset("pico"))
@@ -58,6 +59,8 @@ class LanguageModel(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise ValueError(f"LanguageModel takes a ModelConfig, such as ngpt_core.preset gives; got {config!r}.")
         self.config = config
         self.stats: dict[str, Tensor | list[Tensor]] = {}
         self.embedding = Embedding(config)
@@ -116,17 +119,17 @@ class LanguageModel(nn.Module):
 
         tokens, documents: as in ``forward``.
         targets: integers [B, T]; ``targets[b, t]`` is the token after ``tokens[b, t]``. The model shifts nothing.
-        denominator: the number of targets of the global batch. The loss is then this part's share of the global mean, so
+        denominator: the number of targets of the global batch, > 0. The loss is then this part's share of the global mean, so
             that summing gradients over micro-batches and ranks gives the gradient of the whole; the balance loss is shared
             out in the same proportion. None: the targets given.
 
         Afterwards ``stats`` holds what the loss was made of.
         """
-        for name, value in (("tokens", tokens), ("targets", targets)):
-            if not isinstance(value, Tensor):
-                raise ValueError(f"{name} must be a tensor [batch, time] of integers; got {type(value).__name__}.")
+        check_integers("tokens", tokens)
+        check_integers("targets", targets)
         if targets.shape != tokens.shape:
             raise ValueError(f"targets must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(targets.shape)}.")
+        targets, denominator = targets.long(), self._denominator(denominator)  # -100 is no byte: in uint8 it would be 156
         h, aux = self.hidden(tokens, documents)
         cross_entropy = self.head.loss(h, targets, denominator=denominator)
         balance = cross_entropy.new_zeros(())
@@ -153,6 +156,9 @@ class LanguageModel(nn.Module):
     # ---- generation ------------------------------------------------------------------------------------------------
     def new_cache(self, batch: int, max_len: int) -> Cache:
         """An empty cache for ``batch`` sequences of up to ``max_len`` tokens, on the device of the weights."""
+        if not (count(batch, 0) and count(max_len, 0)):
+            raise ValueError(f"A cache has a number of rows and one of tokens, integers >= 0; got {batch=}, {max_len=}.")
+        batch, max_len = int(batch), int(max_len)
         w = self.embedding.weight
         return Cache([block.new_cache(batch, max_len, w.device, w.dtype) for block in self.blocks], batch, max_len)
 
@@ -164,20 +170,20 @@ class LanguageModel(nn.Module):
         top_k: int | None = None,
         top_p: float | None = None,
         use_cache: bool = True,
-        stop: int | Sequence[int] = (),
+        stop: int | Sequence[int] | None = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The prompt [B, T] and up to ``max_new_tokens`` more, as one tensor of tokens.
+        """The prompt [B, T] and up to ``max_new_tokens`` more, as one tensor of tokens (torch.long).
 
         temperature: 1 draws from the distribution that was trained, 0.0 takes the likeliest token.
         top_k: draw from the k likeliest tokens only; None: from all.
         top_p: draw from the fewest likeliest tokens whose probabilities reach p; None: from all.
         use_cache: keep keys, values and states, so that a new token costs one token. False reads everything again: a check.
-        stop: tokens that end a row, which then repeats them; when every row has ended, so does generation.
+        stop: tokens that end a row, which then repeats them; when every row has ended, so does generation. None: none do.
         generator: where the draws come from; None: torch's own.
         """
         new = list(self.stream(tokens, max_new_tokens, temperature, top_k, top_p, use_cache, stop, generator))
-        return torch.cat([tokens, *(t[:, None] for t in new)], 1)
+        return torch.cat([tokens.long(), *(t[:, None] for t in new)], 1)
 
     def stream(self, tokens: Tensor, max_new_tokens: int, *args, **options) -> Iterator[Tensor]:
         """As ``generate``, but yields the new tokens [B] one step at a time, as they are drawn."""
@@ -185,15 +191,12 @@ class LanguageModel(nn.Module):
 
     # ---- checks ----------------------------------------------------------------------------------------------------
     def _check(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> None:
-        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] == 0:
-            got = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise ValueError(f"tokens must be a tensor of the shape [batch, time] with time >= 1; got {got}.")
         check_tokens(tokens, self.config.vocab_size)
         total = tokens.shape[1] + (cache.length if cache is not None else 0)
         if self.config.max_seq_len is not None and total > self.config.max_seq_len:
             raise ValueError(f"The sequence has {total} tokens, more than max_seq_len = {self.config.max_seq_len}.")
-        if documents is not None and documents.shape != tokens.shape:
-            raise ValueError(f"documents must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(documents.shape)}.")
+        if documents is not None:
+            self._check_documents(documents, tokens)
         if cache is not None:
             if documents is not None:
                 raise ValueError("documents and cache exclude each other: a cache holds one document a row.")
@@ -201,6 +204,30 @@ class LanguageModel(nn.Module):
                 raise ValueError(f"The cache was made for a batch of {cache.batch}; got {tokens.shape[0]} rows of tokens.")
             if total > cache.max_len:
                 raise ValueError(f"{total} tokens do not fit the cache of {cache.max_len}: make it with max_len >= {total}.")
+
+    @staticmethod
+    def _check_documents(documents: Tensor, tokens: Tensor) -> None:
+        check_integers("documents", documents)
+        if documents.shape != tokens.shape:
+            raise ValueError(f"documents must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(documents.shape)}.")
+        if readable(documents):  # attention looks at every equal number, a state is forgotten where the number changes
+            ids = documents.long()
+            if len(falls := (ids[:, 1:] < ids[:, :-1]).nonzero()):
+                row, t = falls[0].tolist()
+                raise ValueError(
+                    f"documents must not decrease along time; got {ids[row, t : t + 2].tolist()} at position {t} of row {row}. "
+                    "Number the documents of a row 0, 1, 2, ... as they come."
+                )
+
+    @staticmethod
+    def _denominator(value: float | Tensor | None) -> float | Tensor | None:
+        """The same, without dimensions; its value is checked where that costs nothing."""
+        if value is None:
+            return None
+        known = readable(value) if isinstance(value, Tensor) else True
+        if not number(value) or (known and not within(value, 0, open=True)):
+            raise ValueError(f"denominator is the number of targets of the global batch, one number > 0; got {value!r}.")
+        return value.reshape(()) if isinstance(value, Tensor) else value
 
     @torch.no_grad()
     def check(self, tolerance: float = 1e-5) -> None:
@@ -215,7 +242,8 @@ class LanguageModel(nn.Module):
         for name, dim in unit_axes(self).items():
             self._check_unit(name, self.get_parameter(name), dim, tolerance)
         V, device = self.config.vocab_size, self.embedding.weight.device
-        probe = torch.arange(16, device=device)[None] * max(1, V // 16) % V
+        T = min(16, self.config.max_seq_len or 16)
+        probe = torch.arange(T, device=device)[None] * max(1, V // T) % V
         h = self.embedding(probe)
         for i, block in enumerate(self.blocks):
             h, _ = block(h)
@@ -233,3 +261,11 @@ class LanguageModel(nn.Module):
                 f"{name} has left the sphere: a norm differs from 1 by {error:.2e}, more than {tolerance:.0e}. "
                 "optimizer.step() normalizes parameters; after loading foreign weights call ngpt_core.nn.unit.normalize_."
             )
+
+
+def unwrap(model: nn.Module, what: str) -> LanguageModel:
+    """The LanguageModel that this is or that a wrapper (compile, DDP) holds; ``what`` asks for one, in the error's words."""
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, LanguageModel):
+            return module
+    raise ValueError(f"{what} takes a LanguageModel, or a wrapper around one (compile, DDP); got {type(model).__name__}.")

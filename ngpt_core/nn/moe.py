@@ -27,18 +27,24 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .grouped import combine, dispatch, expert_mm, sort_by_expert
 from .mlp import MLP, relu2
+from .precision import full_precision
 from .residual import Aux
 from .scale import Scale
 from .unit import init_rows_, rows
 
 __all__ = ["Experts", "MoE", "Router", "balance_loss"]
 
+TINY = 1e-18  # the least sum of scores that is divided by: all may underflow to 0. 1 / TINY^2, in its gradient, is a float32
+
 
 def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
-    """The sequence-wise balance loss from scores [B, T, E] and load [B, E], how often each expert was chosen (see above)."""
+    """The sequence-wise balance loss (see above).
+
+    scores: [B, T, E]; load: [B, E], how often each expert was chosen.
+    """
     T, E = scores.shape[1:]
     f = load * (E / (top_k * T))
-    P = (scores / scores.sum(-1, keepdim=True)).mean(1)
+    P = (scores / scores.sum(-1, keepdim=True).clamp_min(TINY)).mean(1)
     return (f * P).sum(-1).mean()
 
 
@@ -58,21 +64,33 @@ class Router(nn.Module):
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, d] -> scores [B, T, E], chosen [B, T, k], weights [B, T, k], the last two in no particular order."""
+        """x [B, T, d] -> scores [B, T, E], chosen [B, T, k], weights [B, T, k].
+
+        chosen and weights are in no particular order.
+        """
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
+        with full_precision(x):
             scores = F.linear(x.to(wide), self.weight.to(wide)).sigmoid()
-        chosen = (scores.detach() + self.bias).topk(self.config.top_k, -1, sorted=False).indices  # selection alone
+        biased = scores.detach() + self.bias  # the bias is for the selection alone
+        chosen = biased.topk(self.config.top_k, -1, sorted=False).indices
         weights = scores.gather(-1, chosen)
-        return scores, chosen, weights * (self.config.routed_scaling / weights.sum(-1, keepdim=True))
+        total = weights.sum(-1, keepdim=True).clamp_min(TINY)
+        return scores, chosen, weights * (self.config.routed_scaling / total)
 
     @torch.no_grad()
     def update(self, load: Tensor) -> None:
-        """Move the bias of each expert by the rate: up if its load [E] was below the mean, down if above, else not at all."""
+        """Move the bias of each expert by the rate.
+
+        Up if its load [E] was below the mean, down if above, else not at all.
+        """
         if load.shape != self.bias.shape:
-            raise ValueError(f"A load has a count for each of the {len(self.bias)} experts; got the shape {tuple(load.shape)}.")
+            raise ValueError(
+                f"A load has a count for each of the {len(self.bias)} experts; "
+                f"got the shape {tuple(load.shape)}."
+            )
         load = load.to(self.bias.device, torch.float64)
-        self.bias.add_(torch.sign(load.mean() - load).to(self.bias.dtype), alpha=self.config.router_bias_rate)
+        direction = torch.sign(load.mean() - load).to(self.bias.dtype)
+        self.bias.add_(direction, alpha=self.config.router_bias_rate)
 
 
 class Experts(nn.Module):

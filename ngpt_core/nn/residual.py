@@ -47,9 +47,16 @@ class Residual(nn.Module):
         if self.norm_weight is not None:
             nn.init.ones_(self.norm_weight)
 
-    def forward(self, h: Tensor, documents: Tensor | None = None, cache: object = None) -> tuple[Tensor, Aux | None]:
+    def forward(
+        self,
+        h: Tensor,
+        documents: Tensor | None = None,
+        cache: object = None,
+    ) -> tuple[Tensor, Aux | None]:
         """One step: the state after the block, and what its router says."""
-        x = h if self.alpha is not None else F.rms_norm(h, (self.d_model,), self.norm_weight, self.eps)
+        x = h
+        if self.alpha is None:
+            x = F.rms_norm(h, (self.d_model,), self.norm_weight, self.eps)
         out = self.mixer(x, documents, cache)
         out, aux = out if isinstance(out, tuple) else (out, None)
         if self.alpha is None:

@@ -38,7 +38,9 @@ class Scale(nn.Module):
 
     def forward(self) -> Tensor:
         """s_eff, the value that the forward pass uses."""
-        return self.weight if self.init == self.scale else self.weight * (self.init / self.scale)  # sec. 3.1, s_eff
+        if self.init == self.scale:
+            return self.weight
+        return self.weight * (self.init / self.scale)  # sec. 3.1, s_eff
 
     def extra_repr(self) -> str:
         return f"shape={tuple(self.weight.shape)}, init={self.init}, scale={self.scale}"

@@ -18,8 +18,8 @@ Symbols (Mamba-2's letters):
     B  [b, T, G, N] into the state      C  [b, T, G, N] out of it
     documents [b, T]: ids of packed documents; no state passes from one to the next. An initial state belongs to the first.
 
-States are computed in float32 (float64 stays float64). Every decay is exp of a difference of cumulative sums that is masked
-*before* exp: what lies above the diagonal would overflow, and 0 * inf in the backward pass is NaN.
+States are computed in float32 (float64 stays float64), under autocast too. Every decay is exp of a difference of cumulative
+sums that is masked *before* exp: what lies above the diagonal would overflow, and 0 * inf in the backward pass is NaN.
 """
 
 import importlib.util
@@ -30,6 +30,8 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
+
+from .precision import full_precision
 
 __all__ = ["kernel_missing", "segments", "ssd", "ssd_chunked", "ssd_kernels", "ssd_recurrent"]
 
@@ -71,20 +73,26 @@ def ssd_recurrent(
     x: [b, T, H, P] input, H heads of P channels.
     dt: [b, T, H] > 0, the length of each step.
     A: [H] < 0, the rate of forgetting: a token lets the state fade by exp(dt A).
-    B, C: [b, T, G, N], into the state of N columns and out of it, shared by the H / G heads of a group.
+    B, C: [b, T, G, N], into the state of N columns and out of it, shared by the H / G heads
+        of a group.
     D: [H], the skip connection, or None.
     initial_state: [b, H, P, N], or None for zeros; it belongs to the first document.
-    documents: [b, T] ids of packed documents, or None; no state passes from one to the next.
+    documents: [b, T] ids of packed documents, or None; no state passes from one to another.
     """
     _check(x, dt, A, B, C, initial_state, documents)
     wide, r = torch.promote_types(x.dtype, torch.float32), x.shape[2] // B.shape[2]
     xs, dt, A = x.to(wide), dt.to(wide), A.to(wide)
-    B, C = (part.to(wide).repeat_interleave(r, dim=2) for part in (B, C))  # each head its group's
-    S = xs.new_zeros(*xs[:, 0].shape, B.shape[-1]) if initial_state is None else initial_state.to(wide)
+    # each head its group's
+    B, C = (part.to(wide).repeat_interleave(r, dim=2) for part in (B, C))
+    if initial_state is None:
+        S = xs.new_zeros(*xs[:, 0].shape, B.shape[-1])
+    else:
+        S = initial_state.to(wide)
     y = []
     for t in range(x.shape[1]):
         if documents is not None and t > 0:
-            S = torch.where((documents[:, t] == documents[:, t - 1])[:, None, None, None], S, 0.0)
+            same = documents[:, t] == documents[:, t - 1]
+            S = torch.where(same[:, None, None, None], S, 0.0)
         a = torch.exp(dt[:, t] * A)[..., None, None]
         S = a * S + (dt[:, t, :, None] * xs[:, t])[..., None] * B[:, t, :, None]  # S_t
         y.append((S * C[:, t, :, None]).sum(-1))  # y_t
@@ -110,6 +118,21 @@ def ssd_chunked(
     _check(x, dt, A, B, C, initial_state, documents)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token; got {chunk}.")
+    with full_precision(x):
+        return _chunked(x, dt, A, B, C, D, initial_state, documents, chunk)
+
+
+def _chunked(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    initial_state: Tensor | None,
+    documents: Tensor | None,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
     T = len(range(x.shape[1]))  # a plain number: torch.compile then makes a graph per length, and no symbolic one in minutes
     dtype, G = x.dtype, B.shape[2]
     wide, Q, r = torch.promote_types(dtype, torch.float32), min(chunk, T), x.shape[2] // G

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..checks import within
+from ..checks import LEAST_DIVISOR, within
 from . import pmen as noise
 from .pmen import PMEN
 from .smgc import SMGC, growth_clip
@@ -32,9 +32,10 @@ __all__ = ["Rule", "adaptive", "bias_correction", "gate", "gate_power", "gated",
 
 
 def _check(a: float, eps_gate: float) -> None:
-    for name, value in (("a", a), ("eps_gate", eps_gate)):
-        if not within(value, 0, open=True):
-            raise ValueError(f"The gate's {name} must be finite and > 0, got {value!r}. The paper uses a=0.5, eps_gate=1e-8.")
+    if not within(a, 0, open=True):
+        raise ValueError(f"The gate's a must be finite and > 0, got {a!r}. The paper uses 0.5.")
+    if not within(eps_gate, LEAST_DIVISOR):
+        raise ValueError(f"The gate's eps_gate must be finite and >= {LEAST_DIVISOR}, got {eps_gate!r}. The paper uses 1e-8.")
 
 
 def gate(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
@@ -48,7 +49,9 @@ def gate(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
     tensor([0.0000, 0.0909, 0.5000, 0.9091])
     """
     _check(a, eps_gate)
-    return torch.sigmoid(a * torch.log(torch.as_tensor(d) / eps_gate))  # alg. 1, line 9
+    d = torch.as_tensor(d)
+    gamma = torch.sigmoid(a * torch.log(sphere.widen(d) / eps_gate))  # alg. 1, line 9
+    return gamma.to(torch.result_type(d, 1.0))
 
 
 def gate_power(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
@@ -57,15 +60,19 @@ def gate_power(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
     Divided through by d^a, because eps_gate^a leaves float32's range for a sharp gate (a > 4.7 at 1e-8).
     """
     _check(a, eps_gate)
-    return 1 / (1 + (eps_gate / torch.as_tensor(d)) ** a)  # app. A
+    d = torch.as_tensor(d)
+    gamma = 1 / (1 + (eps_gate / sphere.widen(d)) ** a)  # app. A
+    return gamma.to(torch.result_type(d, 1.0))
 
 
 def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float) -> Tensor:
     """gamma * m_hat / d, finite everywhere.
 
-    gamma / d = 1 / (d + eps_gate (d/eps_gate)^(1-a)): with a = 1 the denominator is d + eps_gate to the bit, AdamW's own, and
-    nothing is 0/0 there. At d = 0 the limit of the gate is taken: m_hat / eps_gate for a = 1; for a > 1 zero; for a < 1 the
-    denominator is zero too, but v = 0 means that no gradient was ever seen, so the direction is zero.
+    gamma / d = 1 / (d + eps_gate (d/eps_gate)^(1-a)): with a = 1 the denominator is
+    d + eps_gate to the bit, AdamW's own, and nothing is 0/0 there. At d = 0 the limit of
+    the gate is taken: m_hat / eps_gate for a = 1; for a > 1 zero; for a < 1 the
+    denominator is zero too, but v = 0 means that no gradient was ever seen, so the
+    direction is zero.
     """
     denominator = d + eps_gate * (d / eps_gate) ** (1 - a)  # app. A
     return torch.where(denominator == 0, 0.0, m_hat / denominator)
@@ -79,7 +86,14 @@ def bias_correction(beta: float, t: int | Tensor) -> float | Tensor:
 
 
 def adaptive(
-    m: Tensor, v: Tensor, t: int | Tensor, beta1: float, beta2: float, eps_gate: float, eps_num: float, a: float
+    m: Tensor,
+    v: Tensor,
+    t: int | Tensor,
+    beta1: float,
+    beta2: float,
+    eps_gate: float,
+    eps_num: float,
+    a: float,
 ) -> tuple[Tensor, Tensor]:
     """(gamma * m_hat / d, d): GatedAdamW's direction from the moments after step t."""
     m_hat = m / bias_correction(beta1, t)  # alg. 1, line 6
@@ -125,10 +139,12 @@ def update(
     index: Tensor | None = None,
     seen: dict[str, Tensor] | None = None,
 ) -> Update:
-    """(w, m, v) after step t. Asks for sums over whole vectors (see above); ``seen``, if given, collects the diagnostics.
+    """(w, m, v) after step t.
 
-    ``key`` and ``index`` (positions of the coordinates in the full tensor) are PMEN's. A tensor t is a counter on the device:
-    what depends on it is then masked, not branched on.
+    Asks for sums over whole vectors (see above). ``key`` and ``index`` (positions of the
+    coordinates in the full tensor) are PMEN's; ``seen``, if given, collects the
+    diagnostics. A tensor t is a counter on the device: what depends on it is then masked,
+    not branched on.
     """
     raw = g
     if rule.dim is not None:
@@ -137,22 +153,26 @@ def update(
             g = sphere.project(g, w, wg, ww, eps=1e-12)  # app. B
     projected = g
     if rule.smgc is not None:
+        R, s_min = rule.smgc.R, rule.smgc.s_min
         on = (k := t - 1) >= rule.smgc.start
         if isinstance(on, Tensor):
-            g = torch.where(on, growth_clip(g, v, k, rule.beta2, rule.smgc.R, rule.smgc.s_min), g)
+            g = torch.where(on, growth_clip(g, v, k, rule.beta2, R, s_min), g)  # app. C
         elif on:
-            g = growth_clip(g, v, k, rule.beta2, rule.smgc.R, rule.smgc.s_min)  # app. C
+            g = growth_clip(g, v, k, rule.beta2, R, s_min)  # app. C
 
     m = torch.lerp(m, g, 1 - rule.beta1)  # alg. 1, line 4
     v = rule.beta2 * v + (1 - rule.beta2) * (g * g)  # alg. 1, line 5
-    direction, d = adaptive(m, v, t, rule.beta1, rule.beta2, rule.eps_gate, rule.eps_num, rule.a)
+    direction, d = adaptive(
+        m, v, t, rule.beta1, rule.beta2, rule.eps_gate, rule.eps_num, rule.a
+    )  # alg. 1, lines 6 to 10
     if seen is not None:
         scale = (v / bias_correction(rule.beta2, t)).sqrt()
         seen |= {"raw": raw, "clipped": g != projected, "d": d, "scale": scale}
     delta = -rule.lr * direction  # alg. 1, line 10, the adaptive part
     if rule.dim is None:
         kept = (1 - rule.decay) * w  # the decay, rounded as torch's AdamW rounds it
-        return torch.where(delta == 0, kept, kept + delta), m, v  # adding a zero would turn -0.0 into 0.0
+        # adding a zero would turn -0.0 into 0.0
+        return torch.where(delta == 0, kept, kept + delta), m, v
 
     delta = delta - rule.decay * w  # alg. 1, line 10, the decay
     psi = None
@@ -173,9 +193,11 @@ def update(
         norm = torch.where(over, 1.0, norm)  # such a point has unit length already
     if seen is not None:
         phi = torch.atan2(length, along)
-        seen |= {"psi": psi, "capped": over, "angle": phi if rule.cap is None else torch.where(over, rule.cap, phi)}
-    # Norm, the retraction. A vector that did not move keeps its bits: normalizing again would change the last ones. A zero
-    # vector has no sphere, a zero candidate no direction: both stay where they are. (nan equals nothing, and goes on.)
+        phi = phi if rule.cap is None else torch.where(over, rule.cap, phi)
+        seen |= {"psi": psi, "capped": over, "angle": phi}
+    # Norm, the retraction. A vector that did not move keeps its bits: normalizing again
+    # would change the last ones. A zero vector has no sphere, a zero candidate no
+    # direction: both stay where they are. (nan equals nothing, and goes on.)
     return torch.where((moved == 0) | (ww == 0) | (norm == 0), w, new / norm), m, v
 
 

@@ -7,6 +7,7 @@ this machine's compiler builds at the first use (``fused_cpu``), on CUDA a Trito
 """
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
@@ -57,19 +58,19 @@ def usable(p: Tensor, grad: Tensor, unit_dim: int | None) -> str | None:
     return f"there are kernels for the CPU and for CUDA, and this tensor is on {p.device}."
 
 
-def finite(x: Tensor) -> bool:
-    """Whether x holds neither nan nor inf, in one reading.
+def finite(x: Tensor, limit: float = math.inf) -> bool:
+    """Whether every magnitude in x is below ``limit``, neither nan nor inf, in one reading.
 
-    By the CPU kernel, once a step has loaded it (nothing is compiled for this alone). Otherwise by the sum, which nan or inf
-    anywhere makes nan or inf; only a suspicious one (it may also have overflowed) is looked at closely, which takes long.
+    By the CPU kernel, once a step has loaded it (nothing is compiled for this alone). Otherwise by the smallest and the largest
+    number: nan anywhere makes both nan, and is below nothing.
     """
     plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and x.is_contiguous()
     if plain and not torch.compiler.is_compiling():
         from . import fused_cpu
 
         if fused_cpu.load.cache_info().currsize and not isinstance(fused_cpu.load(), str):
-            return fused_cpu.finite(x)
-    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
+            return fused_cpu.finite(x, limit)
+    return not x.numel() or all(abs(float(end)) < limit for end in torch.aminmax(x))
 
 
 def fused_step(

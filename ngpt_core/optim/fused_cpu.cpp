@@ -375,7 +375,7 @@ extern "C" void ngpt_step(const Rule* r, const Job* jobs, int64_t count, int32_t
 
 /* The magnitude of a float grows with its bits, and infinity and NaN come last. Four places at once: one stream of reading
    leaves half of the memory's speed unused. */
-template <class Bits> static bool finite(const Bits* x, long n, Bits infinity) {
+template <class Bits> static bool finite(const Bits* x, long n, Bits limit) {
     const Bits magnitude = (Bits)~((Bits)1 << (8 * sizeof(Bits) - 1));
     const long q = n / 4;
     Bits a = 0, b = 0, c = 0, d = 0;
@@ -386,16 +386,18 @@ template <class Bits> static bool finite(const Bits* x, long n, Bits infinity) {
         d = std::max(d, (Bits)(x[i + 3 * q] & magnitude));
     }
     for (long i = 4 * q; i < n; i++) a = std::max(a, (Bits)(x[i] & magnitude));
-    return std::max(std::max(a, b), std::max(c, d)) < infinity;
+    return std::max(std::max(a, b), std::max(c, d)) < limit;
 }
 
-extern "C" int32_t ngpt_finite(const void* x, int64_t n, int32_t bf16, int32_t threads) {
+extern "C" int32_t ngpt_finite(const void* x, int64_t n, float limit, int32_t bf16, int32_t threads) {
     std::atomic<bool> good{true};
+    uint32_t bits;
+    std::memcpy(&bits, &limit, 4);
     const long each = 4 * CHUNK;
     share((n + each - 1) / each, threads, [&](long i, std::vector<float>&) {
         const long from = i * each, count = std::min<long>(each, n - from);
-        if (good && !(bf16 ? finite<uint16_t>((const uint16_t*)x + from, count, 0x7F80) :
-                             finite<uint32_t>((const uint32_t*)x + from, count, 0x7F800000u))) good = false;
+        if (good && !(bf16 ? finite<uint16_t>((const uint16_t*)x + from, count, bits >> 16) :
+                             finite<uint32_t>((const uint32_t*)x + from, count, bits))) good = false;
     });
     return good;
 }

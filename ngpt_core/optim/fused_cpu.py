@@ -103,13 +103,13 @@ def load() -> ctypes.CDLL | str:
         return str(error)
     library.ngpt_step.argtypes = (ctypes.POINTER(_Rule), ctypes.POINTER(_Job), i64, i32)
     library.ngpt_step.restype = None
-    library.ngpt_finite.argtypes, library.ngpt_finite.restype = (ctypes.c_void_p, i64, i32, i32), i32
+    library.ngpt_finite.argtypes, library.ngpt_finite.restype = (ctypes.c_void_p, i64, ctypes.c_float, i32, i32), i32
     return library
 
 
-def finite(x: Tensor) -> bool:
-    """Whether a contiguous float32 or bfloat16 tensor holds neither nan nor inf."""
-    return bool(load().ngpt_finite(x.data_ptr(), x.numel(), x.dtype == torch.bfloat16, torch.get_num_threads()))
+def finite(x: Tensor, limit: float = math.inf) -> bool:
+    """Whether every magnitude in a contiguous float32 or bfloat16 tensor is below ``limit``, and so neither nan nor inf."""
+    return bool(load().ngpt_finite(x.data_ptr(), x.numel(), limit, x.dtype == torch.bfloat16, torch.get_num_threads()))
 
 
 def step(

@@ -15,7 +15,7 @@ from . import sharding
 from .algorithm import gate, gate_power
 from .diagnostics import Diagnostics
 from .nonfinite import Watch, capturing
-from .paths import Slot, require_fused, step_group
+from .paths import Slot, limit_of, require_fused, step_group
 from .pmen import PMEN
 from .smgc import SMGC
 
@@ -56,8 +56,9 @@ class GatedAdamW(torch.optim.Optimizer):
         pmen: Post-Moment Exploration Noise, ``PMEN(...)`` or None.
         cap: the Angular Step Cap in radians, or None. A schedule writes it as it writes ``lr``.
         nonfinite: what a gradient with nan or inf does: "raise" a ValueError that names it, "skip" the step and count it in
-            ``optimizer.skipped``, or "off". On an accelerator the update is masked there and then, and the error or the
-            count comes with the next step, so that the host never waits.
+            ``optimizer.skipped``, or "off". So does, where ``tangent`` is on, one so large that <w, g> would overflow (1e36
+            in float32, rows of 1e4). On an accelerator the update is masked there and then, and the error or the count comes
+            with the next step, so that the host never waits.
         maximize: ascend instead of descending.
         foreach: stack tensors of one shape and update them together. None: the small ones, on accelerators.
         capturable: keep the step counter on the device, so that a CUDA graph can hold the step. (``lr`` and ``cap`` must
@@ -68,6 +69,8 @@ class GatedAdamW(torch.optim.Optimizer):
     State: ``step``, ``exp_avg``, ``exp_avg_sq``, as torch's AdamW names them (float32 for half-precision parameters). A
     state_dict of torch's AdamW can be loaded. ``optimizer.diagnostics = Diagnostics()`` shows what happens inside.
     """
+
+    _building = False  # while the constructor adds groups: none is normalized before all are checked
 
     def __init__(
         self,
@@ -96,7 +99,12 @@ class GatedAdamW(torch.optim.Optimizer):
         defaults = dict(lr=lr, betas=betas, eps_gate=eps_gate, eps_num=eps_num, a=a, weight_decay=weight_decay, decay=decay,
                         unit_dim=unit_dim, tangent=tangent, smgc=smgc, pmen=pmen, cap=cap, maximize=maximize, foreach=foreach,
                         capturable=capturable, fused=fused)  # fmt: skip
+        self._building = True
         super().__init__(params, defaults)
+        self._building = False
+        found = [rules.sizes(group, first) for group, first in zip(self.param_groups, self._firsts())]
+        for group, sizes in zip(self.param_groups, found):
+            rules.normalize(group, sizes)
 
     @property
     def nonfinite(self) -> str:
@@ -114,7 +122,8 @@ class GatedAdamW(torch.optim.Optimizer):
             group.setdefault("alpha", float(group["lr"]) if checks.number(group["lr"]) else None)
             first = sum(len(g["params"]) for g in self.param_groups[:-1])
             rules.check(group, first)
-            rules.normalize(group, first)
+            if not self._building:
+                rules.normalize(group, rules.sizes(group, first))
         except ValueError:
             self.param_groups.pop()  # as before
             raise
@@ -132,7 +141,7 @@ class GatedAdamW(torch.optim.Optimizer):
 
         work = [self._slots(group, first) for group, first in zip(self.param_groups, self._firsts())]
         slots = [slot for group in work for slot in group]
-        go = self._watch.look([s.g for s in slots], [s.p for s in slots], [s.name for s in slots],
+        go = self._watch.look([s.g for s in slots], [s.limit for s in slots], [s.p for s in slots], [s.name for s in slots],
                               [self.state[s.p].get("step") if s.p in self.state else None for s in slots])  # fmt: skip
         if go is False:
             return loss
@@ -172,7 +181,7 @@ class GatedAdamW(torch.optim.Optimizer):
                     f"GatedAdamW: the gradient of {name!r} is sparse, and the moments need dense ones. Build its embedding "
                     "with sparse=False, or give it to torch.optim.SparseAdam."
                 )
-            slots.append(Slot(name, p, sharding.local(p), sharding.local_grad(p)))
+            slots.append(Slot(name, p, sharding.local(p), sharding.local_grad(p), limit_of(group, p)))
         return slots
 
     def _count(self, group: dict, slots: list[Slot], mask: Tensor | None) -> None:
@@ -221,6 +230,12 @@ class GatedAdamW(torch.optim.Optimizer):
         for (_, p, key), moment in moments.items():
             if p.dtype in (torch.bfloat16, torch.float16):
                 self.state[p][key] = moment.to(device=p.device, dtype=torch.float32, copy=True)
+        for group in self.param_groups:
+            for p in group["params"]:
+                step = self.state[p].get("step") if p in self.state else None
+                if step is not None and not isinstance(step, Tensor):  # as older versions of torch's AdamW counted
+                    device = p.device if group["capturable"] else "cpu"
+                    self.state[p]["step"] = torch.tensor(float(step), dtype=torch.float32, device=device)
 
     def __getstate__(self) -> dict:
         self._watch.settle()

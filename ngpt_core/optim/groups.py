@@ -9,7 +9,8 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from ..checks import number, within
+from ..checks import LEAST_DIVISOR, number, within
+from ..sphere import widen
 from . import sharding
 from .pmen import PMEN
 from .smgc import SMGC
@@ -34,7 +35,11 @@ def check(group: dict, first: int = 0) -> None:
     two = isinstance(betas, (tuple, list)) and len(betas) == 2
     two = two and all(number(b) and 0 <= b < 1 for b in betas)
     rule(two, f"betas must be two numbers in [0, 1), got {betas!r}. Paper: (0.975, 0.975).")
-    positive("eps_gate", "It is the gate's threshold; the paper uses 1e-8.")
+    rule(
+        within(group["eps_gate"], LEAST_DIVISOR),
+        f"eps_gate must be a finite number >= {LEAST_DIVISOR}, got {group['eps_gate']!r}. It is the gate's threshold; the "
+        "paper uses 1e-8.",
+    )
     positive("eps_num", "The paper uses 1e-14.", zero=True)
     positive("a", "It is the gate's sharpness; the paper uses 0.5, and 1 is Adam's gate.")
     positive("weight_decay", "The paper uses none for unit vectors.", zero=True)
@@ -82,40 +87,51 @@ def bare(name: str) -> str:
 
 
 @torch.no_grad()
-def normalize(group: dict, first: int = 0) -> None:
-    """Put the group's vectors on the sphere.
-
-    Those that are there already, to rounding, keep their bits: building an optimizer on a loaded model changes nothing.
-    """
+def sizes(group: dict, first: int = 0) -> list[Tensor]:
+    """The sum of magnitudes of every vector, one tensor a parameter. A vector without a direction is a ValueError."""
     dim = group["unit_dim"]
-    if dim is None:
-        return
-    names, params = zip(*named(group, first)) if group["params"] else ((), ())
-    squares = []
+    names, params = zip(*named(group, first)) if group["params"] and dim is not None else ((), ())
+    found = []
     for p in params:
-        w = sharding.local(p)
-        w = w.float() if w.dtype in (torch.bfloat16, torch.float16) else w
-        squares.append(sharding.all_sum((w * w).sum(dim, keepdim=True), sharding.split_groups(p, dim)))
-    flags = [float(not ((ww > 0) & ww.isfinite()).all()) for ww in squares]
-    bad, anywhere = sharding.agree(torch.tensor(flags, device=squares[0].device if squares else None), params)
+        size = widen(sharding.local(p)).abs().sum(dim, keepdim=True)
+        found.append(sharding.all_sum(size, sharding.split_groups(p, dim)))
+    flags = [float(not ((size > 0) & size.isfinite()).all()) for size in found]
+    bad, anywhere = sharding.agree(torch.tensor(flags, device=found[0].device if found else None), params)
     if anywhere:  # all ranks raise, or none
         n = int(bad.argmax())
-        at = (~((squares[n] > 0) & squares[n].isfinite())).nonzero().tolist()
+        at = (~((found[n] > 0) & found[n].isfinite())).nonzero().tolist()
         kind, where = "zero or nonfinite", "on another rank"
         if at:
-            kind = "zero" if squares[n][tuple(at[0])] == 0 else "nonfinite"
+            kind = "zero" if found[n][tuple(at[0])] == 0 else "nonfinite"
             place = [i + offset for i, offset in zip(at[0], sharding.offsets(params[n]))]
             del place[dim]
             where = f"at {place} of its other dimensions"
         raise ValueError(
             f"GatedAdamW: unit_dim={dim} asks for unit vectors along that dimension, but {names[n]!r} has a {kind} vector "
-            f"({where}), or one whose squares are, which has no direction. Initialize it (Gaussian, say), or use unit_dim=None."
+            f"({where}), or one whose sum is, which has no direction. Initialize it (Gaussian, say), or use unit_dim=None."
         )
-    for p, ww in zip(params, squares):
+    return found
+
+
+@torch.no_grad()
+def normalize(group: dict, found: list[Tensor]) -> None:
+    """Put the group's vectors, whose ``sizes`` were found, on the sphere.
+
+    Those that are there already, to rounding, keep their bits: building an optimizer on a loaded model changes nothing.
+    """
+    dim = group["unit_dim"]
+    for p, size in zip(group["params"], found):
         w = sharding.local(p)
+        x = widen(w)
+        # a power of two near 1 / size: multiplying by it changes no digit, and then no square leaves the range
+        tiny = torch.finfo(x.dtype).tiny
+        scale = torch.exp2(-size.log2().floor()).clamp(tiny, 1 / tiny)
+        x = x * scale
+        xx = sharding.all_sum((x * x).sum(dim, keepdim=True), sharding.split_groups(p, dim))
+        ww = xx / scale / scale
         rounding = torch.finfo(w.dtype).eps + 8 * torch.finfo(ww.dtype).eps  # of the coordinates, and of their sum
         off = (ww - 1).abs() > rounding
-        w.copy_(torch.where(off, w * ww.sqrt().reciprocal(), w))
+        w.copy_(torch.where(off, x * xx.sqrt().reciprocal(), w))
 
 
 def pack(group: dict) -> dict:

@@ -4,6 +4,9 @@
     "skip"   the step does not happen, and is counted in ``skipped``
     "off"    nobody looks
 
+A finite number can do the same harm: each gradient has a limit (``paths.limit_of``) that its magnitudes must stay below. The
+largest magnitude is what the one reading finds anyway.
+
 On the CPU the gradients are looked at before anything changes. On an accelerator that would make the host wait for the
 device at every step, so there a flag on the device masks the whole update, and the host reads the flag a step later, when it
 is there already. Ranks agree on the flag first: all raise, or none.
@@ -47,7 +50,12 @@ class Watch:
         self._pending: Found | None = None
 
     def look(
-        self, grads: Sequence[Tensor], params: Sequence[Tensor], names: list[str], steps: list[Tensor | None]
+        self,
+        grads: Sequence[Tensor],
+        limits: Sequence[float],
+        params: Sequence[Tensor],
+        names: list[str],
+        steps: list[Tensor | None],
     ) -> bool | Tensor:
         """True: go on. False: skip this step. A bool tensor on the device: mask the update with it."""
         if self.policy == "off" or not grads:
@@ -57,12 +65,13 @@ class Watch:
         if self.defer or (self.defer is None and len(devices) == 1 and device.type != "cpu"):
             # the largest magnitude is nan or inf exactly if some coordinate is, and no second tensor is made to find it
             whole = [g if g.numel() else g.new_zeros(1) for g in grads]
-            bad = torch.stack([~x.isfinite() for x in torch._foreach_norm(whole, math.inf)]).to(torch.float32)
+            largest = torch._foreach_norm(whole, math.inf)
+            bad = torch.stack([~(x < limit) for x, limit in zip(largest, limits)]).to(torch.float32)  # nan is below nothing
             bad, anywhere = sharding.agree(bad, params)
             if not capturing():
                 self._pending = self._send(torch.cat([bad, anywhere.reshape(1)]), names, steps)
             return anywhere == 0
-        bad = torch.tensor([float(not finite(g)) for g in grads], device=device)
+        bad = torch.tensor([float(not finite(g, limit)) for g, limit in zip(grads, limits)], device=device)
         bad, anywhere = sharding.agree(bad, params)
         if anywhere == 0:
             return True
@@ -103,14 +112,14 @@ class Watch:
             return
         where = [i for i, flag in enumerate(found.bad[:-1].tolist()) if flag]
         if not where:
-            raise ValueError('nonfinite="raise": a gradient on another rank holds nan or inf; nothing was changed on any rank.')
+            raise ValueError('nonfinite="raise": a gradient on another rank is not finite; nothing was changed on any rank.')
         step = found.steps[where[0]]
         t = 1 + int(step.item()) if step is not None else 1
         others = f" ({len(where) - 1} more parameters too)" if len(where) > 1 else ""
         raise ValueError(
-            f'nonfinite="raise": the gradient of parameter {found.names[where[0]]!r} holds nan or inf at step {t}{others}; '
-            'nothing was changed. Look at the loss of this batch, lower lr or clip; nonfinite="skip" drops such steps and '
-            "counts them."
+            f'nonfinite="raise": the gradient of parameter {found.names[where[0]]!r} holds nan or inf, or numbers whose '
+            f"<w, g> overflows, at step {t}{others}; nothing was changed. Look at the loss of this batch, lower lr or clip; "
+            'nonfinite="skip" drops such steps and counts them.'
         )
 
 

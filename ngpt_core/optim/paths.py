@@ -30,6 +30,7 @@ class Slot:
     p: Tensor  # as the optimizer holds it (a DTensor where sharded)
     w: Tensor  # its local piece; g, m, v likewise
     g: Tensor
+    limit: float = math.inf  # ``limit_of`` its gradient
     m: Tensor | None = None
     v: Tensor | None = None
     step: Tensor | None = None  # the counter in the state
@@ -46,12 +47,28 @@ def rule_of(group: dict, p: Tensor) -> Rule:
     """The group's numbers at this step, for a parameter of p's shape."""
     dim, lr = group["unit_dim"], group["lr"]
     eta = lr if group["decay"] == "lr" else lr / group["alpha"]
+
+    def one(x: float | Tensor | None) -> float | Tensor | None:
+        """A tensor [1] would give its dimension to a parameter that has none."""
+        return x.reshape(()) if isinstance(x, Tensor) else x
+
     return Rule(
-        lr=lr, decay=eta * group["weight_decay"], beta1=group["betas"][0], beta2=group["betas"][1],
+        lr=one(lr), decay=one(eta * group["weight_decay"]), beta1=group["betas"][0], beta2=group["betas"][1],
         eps_gate=group["eps_gate"], eps_num=group["eps_num"], a=group["a"], tangent=group["tangent"],
         dim=None if dim is None else dim % p.ndim - p.ndim, length=1 if dim is None else p.shape[dim],
-        smgc=group["smgc"], pmen=None if dim is None else group["pmen"], cap=None if dim is None else group["cap"],
+        smgc=group["smgc"], pmen=None if dim is None else group["pmen"], cap=None if dim is None else one(group["cap"]),
     )  # fmt: skip
+
+
+def limit_of(group: dict, p: Tensor) -> float:
+    """What a gradient's magnitudes must stay below. With the tangent projection, so far that <w, g> cannot overflow.
+
+    |<w, g>| <= ||w|| ||g|| <= sqrt(d_j) max|g| for every part of that sum too; the 2 leaves room for g - w <w, g>.
+    """
+    if group["unit_dim"] is None or not group["tangent"]:
+        return math.inf
+    most = torch.finfo(torch.float64 if p.dtype == torch.float64 else torch.float32).max
+    return most / (2 * math.sqrt(max(1, p.shape[group["unit_dim"]])))
 
 
 def step_group(number: int, group: dict, slots: list[Slot], mask: Tensor | None, probe: Diagnostics | None) -> None:

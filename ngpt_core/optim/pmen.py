@@ -20,7 +20,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from ..checks import count, within
+from ..checks import LEAST_DIVISOR, count, within
 
 __all__ = ["PMEN", "amplitude", "key", "profile", "signs"]
 
@@ -61,9 +61,9 @@ class PMEN:
         rule(within(self.tau, 0), f"tau is a threshold of sqrt(v), finite and >= 0; got {self.tau!r}. Paper: 1e-10.")
         rule(self.profile in ("step", "smooth"), f"profile must be 'step' or 'smooth', got {self.profile!r}.")
         rule(
-            self.profile == "step" or (self.tau > 0 and within(self.b, 0, open=True)),
-            f"the smooth profile 1/(1 + (s/tau)^b) needs tau > 0 and b > 0, got tau={self.tau}, b={self.b!r}. For tau = 0 use "
-            "profile='step'.",
+            self.profile == "step" or (self.tau >= LEAST_DIVISOR and within(self.b, 0, open=True)),
+            f"the smooth profile 1/(1 + (s/tau)^b) needs tau >= {LEAST_DIVISOR} and b > 0, got tau={self.tau}, b={self.b!r}. "
+            "For tau = 0 use profile='step'.",
         )
         rule(self.reference in ("row", "adam"), f"reference must be 'row' (1/sqrt(d_j)) or 'adam', got {self.reference!r}.")
         rule(isinstance(self.seed, int), f"seed must be an integer, got {self.seed!r}.")
@@ -83,9 +83,17 @@ def profile(s: Tensor, setting: PMEN) -> Tensor:
     return 1 / (1 + (s / setting.tau) ** setting.b)  # app. D, eq. psi_b
 
 
-def amplitude(setting: PMEN, lr: float | Tensor, length: int, beta1: float) -> float | Tensor:
-    """alpha_{j,t} lambda_noise c: the size of the perturbation of a coordinate with psi = 1, in a vector of ``length`` d_j."""
-    c = 1 / math.sqrt(length) if setting.reference == "row" else math.sqrt((1 - beta1) / (1 + beta1))  # app. D, eq. c_j
+def amplitude(
+    setting: PMEN, lr: float | Tensor, length: int, beta1: float
+) -> float | Tensor:
+    """alpha_{j,t} lambda_noise c: how far a coordinate with psi = 1 is moved.
+
+    ``length``: d_j, of the vector that it belongs to.
+    """
+    if setting.reference == "row":
+        c = 1 / math.sqrt(length)  # app. D, eq. c_j
+    else:
+        c = math.sqrt((1 - beta1) / (1 + beta1))  # app. D, eq. c_j, Adam's
     return lr * setting.strength * c
 
 

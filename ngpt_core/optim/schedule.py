@@ -38,9 +38,12 @@ def _of_progress(schedule: Callable) -> Callable:
 
     @wraps(schedule)
     def checked(r: Progress, *args, **kwargs) -> Progress:
-        x = np.asarray(r.detach().cpu() if isinstance(r, Tensor) else r, dtype=np.float64)
+        x = r.detach().cpu().double().numpy() if isinstance(r, Tensor) else r
+        fits = number(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "fiu")
+        x = np.asarray(x if fits else math.nan, dtype=np.float64)
         if not np.all((x >= -1e-9) & (x <= 1 + 1e-9)):
-            raise ValueError(f"{schedule.__name__}: the progress r = t/T must be in [0, 1]; got {r}.")
+            what = "a number, or an array or tensor of them,"
+            raise ValueError(f"{schedule.__name__}: the progress r = t/T, {what} must be in [0, 1]; got {r!r}.")
         eta = schedule(np.clip(x, 0.0, 1.0), *args, **kwargs)
         if isinstance(r, Tensor):
             return torch.as_tensor(eta, dtype=r.dtype if r.is_floating_point() else None, device=r.device)
@@ -55,7 +58,9 @@ def _check_range(eta_max: float, eta_min: float) -> None:
 
 
 @_of_progress
-def log_decay(r: Progress, rho: float = 0.05, eta_max: float = 1.0, eta_min: float = 0.0) -> Progress:
+def log_decay(
+    r: Progress, rho: float = 0.05, eta_max: float = 1.0, eta_min: float = 0.0
+) -> Progress:
     """Logarithmic Learning Rate Decay (section 2.2): eta_max at r = 0, eta_min at 1.
 
     r: the progress t/T, in [0, 1].
@@ -68,7 +73,9 @@ def log_decay(r: Progress, rho: float = 0.05, eta_max: float = 1.0, eta_min: flo
     """
     _check_range(eta_max, eta_min)
     if not (number(rho) and rho >= 1e-300):
-        raise ValueError(f"log_decay: rho must be > 0 (the paper uses 0.05; math.inf is linear); got {rho!r}.")
+        raise ValueError(
+            f"log_decay: rho must be > 0 (paper: 0.05; math.inf is linear); got {rho!r}."
+        )
     fallen = r if math.isinf(rho) else np.log1p(r / rho) / np.log1p(1.0 / rho)
     return eta_min + (eta_max - eta_min) * (1.0 - fallen)  # sec. 2.2, eta(t)
 

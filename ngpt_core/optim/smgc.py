@@ -49,7 +49,14 @@ class SMGC:
         rule(count(self.start, 0), f"start counts completed steps, an integer >= 0; got {self.start!r}. Paper: 500.")
 
 
-def growth_clip(g: Tensor, v: Tensor, k: int | Tensor, beta2: float, R: float = 100.0, s_min: float = 1e-10) -> Tensor:
+def growth_clip(
+    g: Tensor,
+    v: Tensor,
+    k: int | Tensor,
+    beta2: float,
+    R: float = 100.0,
+    s_min: float = 1e-10,
+) -> Tensor:
     """sign(g) min(|g|, C_R sqrt(v_bar)), coordinate by coordinate (appendix C).
 
     Afterwards the new second moment beta2 v + (1 - beta2) g^2 is at most R v_bar.
@@ -66,11 +73,16 @@ def growth_clip(g: Tensor, v: Tensor, k: int | Tensor, beta2: float, R: float = 
     """
     SMGC(R, s_min)  # its rules: R >= 1, s_min >= 0
     if not (within(beta2, 0) and beta2 < 1):
-        raise ValueError(f"growth_clip: beta2, the second moment's, must be in [0, 1); got {beta2!r}.")
+        raise ValueError(f"growth_clip: beta2 must be in [0, 1); got {beta2!r}.")
     if not isinstance(k, Tensor) and not count(k, 0):
-        raise ValueError(f"growth_clip: k counts completed steps, an integer >= 0; got {k!r}.")
-    # The square roots are taken before the maximum: s_min^2 would leave float32's range for a small s_min.
-    floor = math.sqrt(1 - beta2**k) * s_min if not isinstance(k, Tensor) else torch.sqrt(1 - beta2**k) * s_min
+        raise ValueError(f"growth_clip: k is an integer >= 0, completed steps; got {k!r}.")
+    # The square roots are taken before the maximum: s_min^2 would leave float32's range for
+    # a small s_min. A k on the device is float32, where 1 - beta2^k would lose digits.
+    if isinstance(k, Tensor):
+        log = math.log(beta2) if beta2 > 0 else -1e4  # a finite one: 0^0 is 1
+        floor = torch.sqrt(-torch.expm1(k * log)) * s_min
+    else:
+        floor = math.sqrt(1 - beta2**k) * s_min
     root = torch.clamp_min(v.sqrt(), floor)  # app. C, eq. v_bar, as sqrt(v_bar)
     bound = math.sqrt((R - beta2) / (1 - beta2)) * root  # app. C, eq. C_R
     return torch.clamp(g, -bound, bound)  # app. C, eq. g_i

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 import torch
 from torch import Tensor, nn
 
+from ..checks import count
 from ..config import ModelConfig
 from ..nn.mlp import MLP
 from ..nn.moe import MoE
@@ -41,10 +42,18 @@ def changed(numbers: Settings | Baseline, overrides: dict[str, object]) -> Setti
 
 # ---- from a model to groups ------------------------------------------------------------------------------------------
 def _config(model: nn.Module) -> ModelConfig:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"recipe: takes a model, such as LanguageModel(config); got {model!r}.")
     for module in model.modules():  # the model itself, or what a wrapper (compile, DDP) holds
         if isinstance(getattr(module, "config", None), ModelConfig):
             return module.config
     raise ValueError(f"recipe: {type(model).__name__} has no ModelConfig as .config, which says d_model, C and normalized.")
+
+
+def check_steps(total_steps: object) -> None:
+    """ValueError for what is not a number of steps."""
+    if not count(total_steps, 1):
+        raise ValueError(f"recipe: total_steps counts optimizer steps, an integer, at least 1; got {total_steps!r}.")
 
 
 def _lines(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
@@ -75,8 +84,10 @@ def param_groups(
 
     Parameters that are trained alike share a group; ``group["label"]`` says which lines of ``TABLE`` it holds. Every
     parameter of the model is in exactly one. The arguments are those of ``build``; ``total_steps`` matters only for GPT's
-    warmup, and may be left out (see ``Baseline.warmup_share``).
+    warmup, and may be left out (see ``Baseline.tokens_per_step``).
     """
+    if total_steps is not None:
+        check_steps(total_steps)
     numbers, config, axes = settings(model, base, **overrides), _config(model), unit_axes(model)
     groups: dict[tuple, dict] = {}
     for name, p, key in _lines(model):
@@ -120,6 +131,7 @@ def build(
     base: the numbers to start from, ``Settings`` for nGPT or ``Baseline`` for GPT. None: the paper's.
     overrides: numbers to change by name, e.g. ``C=0.2, cap_degrees=2.0, pmen=None``.
     """
+    check_steps(total_steps)
     numbers = settings(model, base, **overrides)
     return numbers.build(param_groups(model, total_steps, numbers), total_steps)
 
@@ -161,7 +173,8 @@ def table(
 ) -> list[Row]:
     """One row for every parameter, in the model's order: what ``build`` would do, to be read before it is done.
 
-    The arguments are those of ``build``; ``total_steps`` matters only for GPT's warmup, and may be left out.
+    The arguments are those of ``build``; ``total_steps`` matters only for GPT's warmup where ``tokens_per_step`` is given, and
+    may be left out: the warmup is then the longest, ``warmup_share``.
     """
     rows = {
         name: Row(

@@ -100,6 +100,9 @@ def _check(numbers: "Settings | Baseline", *names: str) -> None:
     if not (isinstance(betas, (tuple, list)) and len(betas) == 2 and all(within(b, 0) and b < 1 for b in betas)):
         raise ValueError(f"recipe: betas must be two numbers in [0, 1); got {betas!r}.")
     object.__setattr__(numbers, "betas", tuple(betas))
+    for name in ("weight_decay", "eps", "eta_min"):  # the last two are the baseline's
+        if not within(getattr(numbers, name, 0.0), 0):
+            raise ValueError(f"recipe: {name} must be a number >= 0; got {getattr(numbers, name)!r}.")
     if not (within(numbers.warmup_share, 0) and numbers.warmup_share < 1):
         raise ValueError(f"recipe: warmup_share is a share of training, in [0, 1); got {numbers.warmup_share!r}.")
 
@@ -163,6 +166,9 @@ class Settings:
     def __post_init__(self) -> None:
         rates = ("C", "expert_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
         _check(self, *rates, "cap_degrees", "clip_norm")
+        for name in ("tangent", "pmen_embeddings"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"recipe: {name} must be True or False; got {getattr(self, name)!r}.")
         for name, kind in (("pmen", PMEN), ("smgc", SMGC)):
             if not isinstance(getattr(self, name), kind | None):
                 raise ValueError(f"recipe: {name} must be {kind.__name__}(...) or None; got {getattr(self, name)!r}.")
@@ -185,7 +191,7 @@ class Settings:
     def group(self, rule: Rule, config: ModelConfig, total_steps: int | None) -> dict[str, object]:
         """A parameter group of GatedAdamW, complete but for its parameters and their ``unit_dim``."""
         lr, cap = self.rates(config)[rule.rate], None
-        warmup = self.warmup_share if rule.warmup or self.warmup == "all" else 0.0
+        warmup = self.warmup_share if rule.warmup or self.warmup != "group" else 0.0
         if rule.cap and self.cap_degrees is not None:
             cap = math.radians(self.cap_degrees)
         return {
@@ -226,32 +232,40 @@ class Baseline:
     warmup: str = "group"
     """"group": the warmup is a factor on the decayed rate. "before": it comes first, and the schedule runs over the rest."""
     warmup_tokens: float = 1e9
-    """Length of the linear warmup: 1B tokens, at most ``warmup_share`` of the run. Needs ``tokens_per_step``."""
+    """Length of the linear warmup: 1B tokens, at most ``warmup_share`` of the run, whose tokens must be known."""
     tokens_per_step: float | None = None
-    """Tokens of one optimizer step. None: not known, and the warmup is ``warmup_share`` of the run."""
+    """Tokens of one optimizer step, which times total_steps are the run's. None: the run has the config's ``tokens``, as the
+    paper's ladder does; where that is None too, the warmup is ``warmup_share`` of the run."""
     warmup_share: float = 0.1
-    """The longest warmup, as a share of the run."""
+    """The longest warmup, as a share of the run; its length where the run's tokens are not known."""
     clip_norm: float | None = 1.0
     """Global gradient norm clipping, for the training loop to do (not published; ours)."""
 
     def __post_init__(self) -> None:
-        _check(self, "lr", "warmup_tokens", "tokens_per_step", "clip_norm")
+        _check(self, "lr", "warmup_tokens", "tokens_per_step", "clip_norm", "wsd_decay")
+        if self.eta_min > 1 or self.wsd_decay > 1:
+            raise ValueError(f"recipe: eta_min and wsd_decay are shares, at most 1; got {self.eta_min!r}, {self.wsd_decay!r}.")
+        if self.warmup not in ("group", "before"):
+            rule = "'group' (a factor on every decayed rate) or 'before' (one for all, then decay)"
+            raise ValueError(f"recipe: GPT's warmup must be {rule}; got {self.warmup!r}.")
 
-    def share(self, total_steps: int | None) -> float:
+    def share(self, config: ModelConfig, total_steps: int | None) -> float:
         """The warmup as a share of training."""
-        if self.tokens_per_step is None or total_steps is None:
-            return self.warmup_share
-        return min(self.warmup_share, self.warmup_tokens / self.tokens_per_step / total_steps)
+        if self.tokens_per_step is not None and total_steps is not None:
+            return min(self.warmup_share, self.warmup_tokens / self.tokens_per_step / total_steps)
+        if self.tokens_per_step is None and config.tokens is not None:
+            return min(self.warmup_share, self.warmup_tokens / config.tokens)
+        return self.warmup_share
 
     def group(self, rule: Rule, config: ModelConfig, total_steps: int | None) -> dict[str, object]:
         """A parameter group of torch's AdamW, complete but for its parameters."""
         lr = config.gpt_lr if self.lr is None else self.lr
         weight_decay = self.weight_decay if rule.decays else 0.0
-        warmup = self.share(total_steps)
+        warmup = self.share(config, total_steps)
         return {"lr": lr, "peak_lr": lr, "warmup": warmup, "betas": self.betas, "eps": self.eps, "weight_decay": weight_decay}
 
     def build(self, groups: list[dict], total_steps: int) -> tuple[torch.optim.AdamW, Schedule]:
         """torch's AdamW over these groups, and the schedule that writes their rates."""
         optimizer = torch.optim.AdamW(groups)
         eta = partial(wsd, eta_min=self.eta_min, decay=self.wsd_decay) if self.schedule == "wsd" else self.schedule
-        return optimizer, Schedule(optimizer, total_steps, eta, self.warmup, self.share(total_steps))
+        return optimizer, Schedule(optimizer, total_steps, eta, self.warmup, groups[0]["warmup"])  # all groups have the same

@@ -21,8 +21,7 @@ Symbols: T total_steps; m memory 1 / (1 - beta1) in steps.
 
 from torch import nn
 
-from ..checks import count
-from .groups import changed, settings
+from .groups import changed, check_steps, settings
 from .numbers import Baseline, Settings
 
 __all__ = ["scaled"]
@@ -31,7 +30,11 @@ STEPS_PER_MEMORY = 400
 SHORTEST = {Settings: 2.5, Baseline: 5.0}  # m_0
 
 
-def scaled(model: nn.Module | Settings | Baseline, total_steps: int, **overrides: object) -> Settings | Baseline:
+def scaled(
+    model: nn.Module | Settings | Baseline,
+    total_steps: int,
+    **overrides: object,
+) -> Settings | Baseline:
     """The numbers for a run of ``total_steps``: a shorter first moment for a short run.
 
     beta1 = 1 - 1/m. The memory m, in steps, is T / 400, but at least 2.5 (nGPT) or 5
@@ -44,8 +47,7 @@ def scaled(model: nn.Module | Settings | Baseline, total_steps: int, **overrides
 
     Use it as ``recipe.build(model, steps, recipe.scaled(model, steps))``.
     """
-    if not count(total_steps, 1):
-        raise ValueError(f"recipe.scaled: total_steps counts optimizer steps, at least 1; got {total_steps!r}.")
+    check_steps(total_steps)
     numbers = model if isinstance(model, Settings | Baseline) else settings(model)
     beta1, beta2 = numbers.betas
     m = max(SHORTEST[type(numbers)], total_steps / STEPS_PER_MEMORY)

@@ -91,7 +91,7 @@ def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """A browser may break a line between a formula, or a name, and the comma after it or the parenthesis before it: not here."""
+    """A browser may break a line between a formula or a name and the comma after it or the parenthesis before it: not here."""
     for node in list(doctree.findall(lambda n: isinstance(n, nodes.math | nodes.literal))):
         if isinstance(node.parent, nodes.reference) and len(node.parent) == 1:
             node = node.parent
