@@ -41,7 +41,7 @@ class ModelConfig:
     """A complete model. Sizes that a letter of the pattern needs must be given; the others keep their defaults.
 
     All fields are keywords: ``ModelConfig(vocab_size=256, d_model=64, pattern="*-*-", n_heads=4, ff=256)``. Defaults are the
-    paper's where it gives one; where it is silent the field says so.
+    paper's where it gives one; the others are Nemotron-3 Nano's or the usual ones.
 
     A config is complete when it is made: ``head_dim`` and ``n_kv_heads`` are then numbers, which ``dataclasses.replace`` keeps.
     To change what they follow from, say what they shall be too, or override the preset: ``preset("pico", n_heads=8)``.

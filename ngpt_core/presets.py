@@ -4,7 +4,8 @@ A preset is a complete ``ModelConfig``: ``preset("30B")`` is nGPT, ``preset("30B
 field can be overridden. Two families:
 
 **The ladder** 1B ... 30B of section 4.1. Only 30B is public (Nemotron-3 Nano); the paper gives the others' total and active
-counts alone, and our rungs are proposals that meet them to 1%. C, tokens and the baseline's learning rate are the paper's.
+counts alone, and our rungs are proposals that meet the active counts to 1% and the rounded totals to 3%. C, tokens and
+the baseline's learning rate are the paper's.
 
 **Laptop models** ``pico``, ``micro``, ``mini``, for bytes: the vocabulary is the 256 byte values, and byte 0, which no text
 contains, separates documents. They are the ladder's kind in small: Mamba-2, attention and a mixture of experts. Their
@@ -87,7 +88,8 @@ def preset(name: str, normalized: bool = True, **overrides: object) -> ModelConf
 
     For a laptop, on bytes: "pico" (0.3M parameters), "micro" (3M), "mini" (15M), each a hybrid with a mixture of experts, and
     "pico-dense", "micro-dense", "mini-dense", Transformers with rotary embeddings. The paper's ladder: "1B", "2B", "4B", "7B",
-    "14B", "30B"; only 30B is public, the shapes of the others are proposals that meet the published counts to 1%.
+    "14B", "30B"; only 30B is public, the shapes of the others are proposals that meet the published active counts
+    to 1% and the totals, which are rounded, to 3%.
 
     >>> preset("30B").d_model, preset("pico", d_model=96).d_model
     (2688, 96)

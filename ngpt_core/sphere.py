@@ -108,7 +108,8 @@ def _split(w: Tensor, delta: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, 
 def angle(w: Tensor, delta: Tensor, dim: int = -1) -> Tensor:
     """phi = atan2(||u||, <w/||w||, w + delta>): the angle between w and w + delta, in radians (section 2.3, ASC).
 
-    ``dim`` is reduced. Accurate to a few rounding errors of the angle itself, down to 1e-18 in float32, and up to pi.
+    u is the part of delta that is tangent to w. ``dim`` is reduced. Accurate to a few rounding errors of the angle itself, down
+    to 1e-18 in float32, and up to pi.
     """
     _, length, along, _ = _split(widen(w), widen(delta), dim)
     return torch.atan2(length, along).squeeze(dim)
@@ -120,8 +121,8 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
     A candidate w + delta within the cap is returned as it is (not normalized: the
     retraction Norm comes afterwards). Beyond it, the unit vector at ``max_angle`` from
     w in the same tangent direction. Where the tangent part is zero there is no
-    direction to keep and the candidate is left alone. A ``max_angle`` of 0 returns
-    w / ||w||.
+    direction to keep and the candidate is left alone. Otherwise a ``max_angle`` of 0
+    returns w / ||w||.
 
     w, delta: of one shape.
     max_angle: theta_max in radians; the recipe's 1 degree is ``math.radians(1)``.

@@ -127,11 +127,11 @@ class Attention(nn.Module):
             size = (q.shape[-2], k.shape[-2])
             mask = torch.ones(size, dtype=torch.bool, device=h.device).tril(start)
         out = F.scaled_dot_product_attention(
-            q, k, v, mask,
+            *(q, k, v, mask),
             is_causal=mask is None and not start,
             scale=self.softmax_scale,
             enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
+        )
         return rearrange(out, "b h t k -> b t (h k)") @ self.o_proj
 
     def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> KVCache:

@@ -163,7 +163,8 @@ def linear_cross_entropy(
     q, form: LGP's, as in ``logit_scale``. A non-integer q wants every s_z > 0 (ValueError).
     ignore_index: the target that is left out. If every target is, the loss is 0 and so are the gradients (torch: NaN).
     chunk: tokens at a time. None: max(256, d), which makes a chunk of logits about as large as the gradient of the weight,
-        which exists anyway. Memory above the inputs: that chunk, and the gradients of h, weight and s_z.
+        which exists anyway. Memory above the inputs: that chunk, and the gradients of h, weight and s_z (for half
+        precisions on a CPU also the weight in float32).
     reduction: "mean" over the targets that count, or "sum".
     denominator: a number (or 0-d tensor) by which the sum is divided instead, e.g. the token count of all ranks and
         micro-batches.

@@ -54,7 +54,7 @@ class LanguageModel(nn.Module):
 
     Build it under ``torch.device("meta")`` to have shapes without memory, then ``to_empty(device=...)`` and
     ``init_weights()``. For sharded training, ``loss`` is a forward method too: register it with
-    ``torch.distributed.fsdp.register_fsdp_forward_method(model, "loss")``.
+    ``register_fsdp_forward_method`` of ``torch.distributed.fsdp``.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -26,12 +26,13 @@ class GatedAdamW(torch.optim.Optimizer):
     r"""Algorithm 1 of "Training nGPT", with the mechanisms of section 2.3 and appendices B, C and D.
 
     .. math::
-        d_t = \sqrt{\hat v_t} + \epsilon_{num}, \qquad
-        \gamma_t = \sigma\!\left(a \log \frac{d_t}{\epsilon_{gate}}\right), \qquad
+        d_t = \sqrt{\hat v_t} + \epsilon_\text{num}, \qquad
+        \gamma_t = \sigma\!\left(a \log \frac{d_t}{\epsilon_\text{gate}}\right), \qquad
         \theta_t = \theta_{t-1} - \eta_t \left(\alpha\, \gamma_t \odot \frac{\hat m_t}{d_t} + \lambda\, \theta_{t-1}\right)
 
-    With ``a=1, eps_num=0, eps_gate=eps, unit_dim=None`` it is ``torch.optim.AdamW(eps=eps)``. Every keyword but ``nonfinite``
-    is also a key of a parameter group.
+    The formula is written with ``decay="eta"``; by default lambda is multiplied by lr. With ``a=1, eps_num=0, eps_gate=eps,
+    unit_dim=None`` it is ``torch.optim.AdamW`` with that eps and the same lr, betas and weight_decay, whose defaults differ.
+    Every keyword but ``nonfinite`` is also a key of a parameter group.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -154,8 +154,9 @@ def _kept(c: ModelConfig, letter: str, how: str) -> float:
 def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
     """What a rank needs at the worst moment of a step.
 
-    ``parameters``, ``optimizer`` and ``gradients`` are exact, the rest estimates. Activations and
-    gathered weights have two bytes a number, and four with ``--precision fp32``.
+    ``parameters``, ``optimizer`` and ``gradients`` are exact, the rest estimates.
+    Activations and gathered weights have two bytes a number, and four with
+    ``--precision fp32``.
     """
     state = state_bytes(model, config, ranks)
     tokens = (config.micro_batch or config.batch_size // ranks) * config.seq_len
@@ -168,13 +169,14 @@ def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
     biggest = max(_block_parameters(model).values()) / config.expert_parallel
     chunk = min(max(256, d), tokens)
     width = 4 if config.precision == "fp32" else 2
+    whole = 2 * biggest if config.reshard else total
     return Memory(
         parameters=state["parameters"],
         optimizer=state["optimizer"],
         gradients=state["parameters"],
         # this block and the next one as they compute (or all blocks), and
         # a block's gradients before and, in fp32, after they are scattered
-        gathered=int((2 * biggest if config.reshard else total) * width + biggest * (width + 4)),
+        gathered=int(whole * width + biggest * (width + 4)),
         activations=int(width * tokens * (kept + again)),
         # a chunk of logits; W and its gradient; h and its gradient
         logits=4 * chunk * model.vocab_size + (width + 4) * (model.vocab_size + tokens) * d,
