@@ -362,10 +362,14 @@ def test_punctuation_stays_with_its_formula():
     assert [child.astext() for child in paragraph] == ["a scale ", "(x),", " and ", "y", " too"]
     assert paragraph[1]["classes"] == ["together"] and paragraph[1][1] is formula
     x, y = nodes.math("", "x"), nodes.math("", "y")
-    same = [nodes.literal("", "a"), nodes.Text(", "), x, nodes.Text(", "), y, nodes.Text(".")]
+    same = [nodes.emphasis("", "a"), nodes.Text(", "), x, nodes.Text(", "), y, nodes.Text(".")]
     listed = nodes.paragraph("", "", *same)  # the comma after x is equal to the one before it
     sphinx_ext.keep_together(None, listed, "page")
     assert [child.astext() for child in listed] == ["a", ", ", "x,", " ", "y.", ""]
+    name, link = nodes.literal("", "", nodes.Text("f")), nodes.reference("", "", nodes.literal("", "", nodes.Text("g")))
+    names = nodes.paragraph("", "", nodes.Text("see ("), name, nodes.Text(", "), link, nodes.Text(")."))  # names, linked or not
+    sphinx_ext.keep_together(None, names, "page")
+    assert [child.astext() for child in names] == ["see ", "(f,", " ", "g).", ""] and link.parent["classes"] == ["together"]
 
 
 def test_a_printed_sentence_wraps_and_a_table_does_not():
