@@ -142,3 +142,20 @@ def test_auto_takes_bf16_where_there_are_units_for_it(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", answer)
         assert uses_bf16(TrainConfig(), gpu) is units and not uses_bf16(TrainConfig(), cpu)
         assert uses_bf16(TrainConfig(precision="bf16"), gpu) and not uses_bf16(TrainConfig(precision="fp32"), gpu)
+
+
+def test_the_command_carries_what_was_asked_for():
+    text, _ = plan_for({"recipe": ("rho=0.1", "router_multiplier=7"), "reshard": False, "batch_size": 384},
+                       {"preset": "1B", "d_model": 1024, "C": 0.1}, 12, "h100-80gb", 0.35)  # fmt: skip
+    command = " ".join(text.partition("to start it")[2].split()).replace(" \\", "")
+    for flag in ("--d-model 1024", "--C 0.1", "--recipe rho=0.1 router_multiplier=7", "--no-reshard", "--batch-size 384",
+                 "--nnodes 2 --nproc-per-node 6"):  # fmt: skip
+        assert flag in command, flag
+    rates = text.partition("(peak)")[2]
+    assert f"{7 * 0.1 / 32:.3g} " in rates  # the router's
+
+
+@pytest.mark.parametrize("change", [{"replicas": 4}, {"expert_parallel": 8}, {"micro_batch": 7}])
+def test_a_run_that_could_not_be_started_is_not_planned(change):
+    with pytest.raises(ValueError, match=r"do(es)? not divide"):
+        plan_for(change, {"preset": "1B"}, 2, "h100-80gb", 0.35)

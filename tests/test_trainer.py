@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
 from ngpt_core.train.corpus import Corpus
 from ngpt_core.train.data import Loader
 from ngpt_core.train.loss import evaluate, evaluate_positions, evaluate_windows
-from ngpt_core.train.metrics import read_metrics
+from ngpt_core.train.metrics import read_lines, read_metrics
 from ngpt_core.train.pack import pack
 from ngpt_core.train.parallel import initialize
 from ngpt_core.train.run import open_blend, prepare
@@ -296,3 +297,74 @@ def test_losses_by_window_and_by_position_are_parts_of_the_held_out_loss(corpus)
         counted += (batch.targets[0] != -100).float()
     assert total / whole.tokens == pytest.approx(whole.loss, rel=1e-5)
     assert float((torch.tensor(positions) * counted).nansum() / counted.sum()) == pytest.approx(whole.loss, rel=1e-5)
+
+
+def test_a_sample_that_cannot_be_made_is_told_before_the_first_step(corpus, tmp_path):
+    for change, model, words in (
+        ({"sample_tokens": 64}, {"max_seq_len": 32}, "at most 28"),
+        ({"sample_tokens": 8, "sample_prompt": ""}, {}, "must not be empty"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            train(new_run(corpus, tmp_path / words, {**TINY, **model}, steps=2, **change))
+        assert not (tmp_path / words).exists()
+
+
+def test_what_fails_after_a_step_does_not_lose_it(corpus, tmp_path, monkeypatch):
+    def broken(self, corpora):
+        raise ValueError("no luck")
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="no luck"):
+        patch.setattr(Trainer, "validate", broken)
+        train(new_run(corpus, tmp_path / "run", steps=3))
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
+    assert train(prepare({"out": str(tmp_path / "run")}, {}, resume=True)) == 0  # the export alone was missing
+    assert (tmp_path / "run" / "export" / "config.json").is_file()
+
+
+def test_a_finished_run_without_checkpoints_stays_finished(corpus, tmp_path):
+    out = tmp_path / "run"
+    train(new_run(corpus, out, steps=2))
+    shutil.rmtree(out / "checkpoints")
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert train(prepare({"out": str(out)}, {}, resume=True)) == 0
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
+    with pytest.raises(ValueError, match="no checkpoint left"):
+        prepare({"out": str(out), "steps": 4, "re_anchor": True}, {}, resume=True)
+
+
+def test_a_line_that_a_full_disk_cut_is_left_out(corpus, tmp_path):
+    out = tmp_path / "run"
+    train(new_run(corpus, out, steps=2, sample_tokens=4, sample_every=1))
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        lines = (out / name).read_bytes().splitlines(keepends=True)
+        (out / name).write_bytes(b'{"step": 1, "te\\u00\n' + b"".join(lines) + b'{"step": 9, "text": "\\u1\xff')
+        assert [line["step"] for line in read_lines(out / name)] == [1, 2]
+    shutil.rmtree(out / "export")
+    assert train(prepare({"out": str(out)}, {}, resume=True)) == 0
+    assert [json.loads(line)["step"] for line in (out / "samples.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_nothing_held_out_to_predict_is_no_loss_of_zero(tmp_path):
+    pack([b"x" * 40] * 40, tmp_path / "c", ByteTokenizer(), val_fraction=0.1)
+    corpus = Corpus(tmp_path / "c")
+    monkey = ng.LanguageModel(model_config(TINY))
+    found = evaluate(monkey, [(corpus, 1.0)], 4, 2, 32, World(torch.device("cpu")))
+    assert found.tokens > 0 and math.isfinite(found.loss)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ngpt_core.train.data.Batch.counted", property(lambda self: 0))
+        assert math.isnan(evaluate(monkey, [(corpus, 1.0)], 4, 2, 32, World(torch.device("cpu"))).loss)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, 0.0, -1.0])
+def test_a_weight_of_a_blend_is_a_positive_number(corpus, weight):
+    with pytest.raises(ValueError, match="positive numbers"):
+        Loader([(Corpus(corpus), weight)], batch_size=2, seq_len=8)
+
+
+SLIPS = [{"scaled": "false"}, {"data": "stdlib"}, {"data": (1,)}, {"seed": 2**70}, {"sample_prompt": 5}]
+
+
+@pytest.mark.parametrize("change", SLIPS)
+def test_a_file_may_hold_anything_and_is_answered_by_the_rule(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        TrainConfig(**change)

@@ -129,6 +129,15 @@ class TrainConfig:
                 raise ValueError(f"--{_flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}.")
         if not self.data:
             raise ValueError("--data needs at least one corpus; leave it out for the embedded one.")
+        if self.seed >= 2**63 - 2**32:  # steps are added to it
+            raise ValueError(f"--seed must be below 2^63 - 2^32; got {self.seed}.")
+        for f in fields(self):  # a file may hold anything, and "false" is true
+            value, kind = getattr(self, f.name), type(f.default)
+            if kind in (bool, str) and type(value) is not kind:
+                want = "true or false" if kind is bool else "a text"
+                raise ValueError(f"{f.name} must be {want}; got {value!r}.")
+            if kind is tuple and not (isinstance(value, tuple) and all(isinstance(x, str) for x in value)):
+                raise ValueError(f'{f.name} must be a list of texts, as in ["stdlib"]; got {value!r}.')
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import within
 from .corpus import Corpus
 
 __all__ = ["IGNORE", "Batch", "Loader", "permute"]
@@ -87,8 +88,8 @@ class Loader:
             raise ValueError(
                 f"the global batch of {batch_size} sequences does not divide into {world} ranks: set --batch-size."
             )
-        if any(weight <= 0 for _, weight in corpora):
-            raise ValueError(f"the weights of a blend must be positive, got {[weight for _, weight in corpora]}.")
+        if not all(within(weight, 0, open=True) for _, weight in corpora):
+            raise ValueError(f"the weights of a blend must be positive numbers, got {[weight for _, weight in corpora]}.")
         if len({corpus.manifest["tokenizer"]["spec"] for corpus, _ in corpora}) > 1:
             raise ValueError("the corpora of a blend must be packed with one tokenizer; pack them again with the same one.")
         total = sum(weight for _, weight in corpora)

@@ -27,7 +27,7 @@ class Evaluation:
     """A held-out loss and what it rests on."""
 
     loss: float
-    """Mean cross-entropy in nats per token."""
+    """Mean cross-entropy in nats per token; nan if there was no token to predict."""
     tokens: int
     """Targets that were counted."""
 
@@ -58,7 +58,7 @@ def evaluate(
         total[1] += counted
     model.train(was_training)
     loss, count = world.sum(total).tolist()
-    return Evaluation(loss / max(count, 1), int(count))
+    return Evaluation(loss / count if count else math.nan, int(count))
 
 
 def evaluate_positions(

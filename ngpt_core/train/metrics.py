@@ -10,6 +10,7 @@ MFU (model FLOPs utilization) is the share of the device's peak that the model's
 FLOPs (forward and backward, without recomputation), times tokens/s, over ranks times peak.
 """
 
+import contextlib
 import json
 import math
 import sys
@@ -51,17 +52,20 @@ def peak_flops(device: torch.device) -> float:
 
 
 def read_metrics(run: Path | str) -> list[dict]:
-    """The lines of a run's metrics.jsonl; a last line that a crash cut short is left out."""
+    """The lines of a run's metrics.jsonl; one that a crash or a full disk cut short is left out."""
     path = Path(run) / "metrics.jsonl"
     if not path.is_file():
         raise ValueError(f"{run} is not a run: it has no metrics.jsonl (ngpt train --out {run} makes one).")
+    return read_lines(path)
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The records of a .jsonl file, without lines that are not whole."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
             records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
+    return [record for record in records if isinstance(record, dict)]
 
 
 def check_wandb(project: str | None) -> None:
@@ -83,8 +87,8 @@ class Metrics:
         self.file = open(path, "a", encoding="utf-8")
         self.samples = run / "samples.jsonl"
         if self.samples.exists():
-            kept = [line for line in self.samples.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= after]
-            self.samples.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            kept = [line for line in read_lines(self.samples) if line["step"] <= after]
+            self.samples.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         self.board = self._tensorboard(run) if tensorboard else None
         self.wandb = self._wandb(run, wandb) if wandb else None
         self.shown = 0.0

@@ -9,7 +9,7 @@ Symbols: N ranks, T seq_len, b sequences that a rank processes at once (micro-ba
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from textwrap import wrap
 
@@ -19,8 +19,8 @@ from ..config import ModelConfig
 from ..nn.model import LanguageModel
 from ..nn.moe import Experts
 from ..nn.scale import Scale
-from ..presets import count_parameters
-from .config import TrainConfig, model_config, run_defaults, total_steps
+from ..presets import PRESETS, count_parameters, preset
+from .config import TrainConfig, model_config, recipe_numbers, run_defaults, total_steps
 
 __all__ = ["GPUS", "Memory", "flops_per_token", "memory", "plan", "plan_for", "state_bytes"]
 
@@ -222,13 +222,9 @@ def plan_for(
     the least recomputation first, then the largest micro-batch."""
     model = model_config(model_settings)
     config = TrainConfig.from_dict({**run_defaults(model), **settings})
+    _check(model, config, gpus, gpu, mfu)
     choices = [config]
-    if (
-        gpu in GPUS
-        and gpus > 0
-        and config.batch_size % gpus == 0
-        and not settings.keys() & {"micro_batch", "activation_checkpointing"}
-    ):
+    if not settings.keys() & {"micro_batch", "activation_checkpointing"}:
         share = config.batch_size // gpus
         rows = [n for n in range(share, 0, -1) if share % n == 0]
         kinds = ("none", "selective", "full")
@@ -248,13 +244,12 @@ def _room(gpu: str) -> int:
     return GPUS[gpu].memory - RESERVE
 
 
-def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: float = 0.35) -> tuple[str, bool]:
-    """(the page that ``ngpt plan`` prints, whether the run fits)."""
+def _check(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: float) -> None:
+    """Can such a run be started at all?"""
     if gpu not in GPUS:
         raise ValueError(f"there is no GPU {gpu!r} in the table; there are {', '.join(GPUS)}.")
     if gpus < 1 or not 0 < mfu <= 1:
         raise ValueError(f"--gpus must be at least 1 and --mfu in (0, 1]; got {gpus} and {mfu}.")
-    card = GPUS[gpu]
     per = config.replicas * config.expert_parallel
     if gpus % per:
         raise ValueError(f"{gpus} GPUs do not divide into {config.replicas} replicas x {config.expert_parallel} expert ranks.")
@@ -264,6 +259,15 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         raise ValueError(
             f"the global batch of {config.batch_size} sequences does not divide into {gpus} GPUs: set --batch-size."
         )
+    share = config.batch_size // gpus
+    if config.micro_batch and share % config.micro_batch:
+        raise ValueError(f"a rank's share of {share} sequences does not divide into --micro-batch {config.micro_batch}.")
+
+
+def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: float = 0.35) -> tuple[str, bool]:
+    """(the page that ``ngpt plan`` prints, whether the run fits)."""
+    _check(model, config, gpus, gpu, mfu)
+    card = GPUS[gpu]
     steps = total_steps(config, model)
     tokens = steps * config.batch_size * config.seq_len
     there = _on(card, config)
@@ -291,7 +295,7 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         lines += ["it would fit with: " + ("; or ".join(ways) if ways else "none of the changes this plan knows"), ""]
     lines += [
         "learning rates of the recipe (peak)",
-        *_rates(model),
+        *_rates(model, config, steps),
         "",
         "to start it",
         *_commands(model, config, gpus, card, steps),
@@ -310,14 +314,14 @@ def _time(seconds: float) -> str:
     return f"{seconds:,.0f} seconds"
 
 
-def _rates(model: ModelConfig) -> list[str]:
+def _rates(model: ModelConfig, config: TrainConfig, steps: int) -> list[str]:
     """The distinct settings of the recipe's table, each with the parameters that have it."""
     from .. import recipe
 
     with torch.device("meta"):
         net = LanguageModel(model)
     kinds: dict[tuple, set[str]] = {}
-    for row in recipe.table(net):
+    for row in recipe.table(net, steps, recipe_numbers(config, model, steps)):
         kinds.setdefault((row["lr"], row["warmup"]), set()).add(".".join(row["name"].split(".")[-2:]).removesuffix(".weight"))
     lines = []
     for (lr, warmup), names in sorted(kinds.items(), key=lambda item: -item[0][0]):
@@ -327,12 +331,17 @@ def _rates(model: ModelConfig) -> list[str]:
 
 
 def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, steps: int) -> list[str]:
-    nodes, local = -(-gpus // card.per_node), min(gpus, card.per_node)
+    local = max(n for n in range(1, card.per_node + 1) if gpus % n == 0)  # as many ranks on every node
+    nodes = gpus // local
     flags = ["" if model.normalized else "--baseline", f"--steps {steps}"]
     flags += [f"--batch-size {config.batch_size}", f"--seq-len {config.seq_len}"]
-    for name in ("micro_batch", "replicas", "expert_parallel", "activation_checkpointing", "precision"):
-        if getattr(config, name) != getattr(TrainConfig(), name):
-            flags.append(f"--{name.replace('_', '-')} {getattr(config, name)}")
+    said = {"steps", "batch_size", "seq_len", "data", "out", "name", "normalized"}
+    usual = preset(model.name, model.normalized) if model.name in PRESETS else model
+    for mine, default in ((model, usual), (config, TrainConfig())):
+        for f in fields(mine):
+            value = getattr(mine, f.name)
+            if f.name not in said and value != getattr(default, f.name):
+                flags.append(_as_flag(f.name, value))
     train = [f"-m ngpt_core train --preset {model.name or 'pico'}", *filter(None, flags), "--data DIR --out RUN --resume"]
     if nodes == 1:
         return _shell(["torchrun --standalone", f"--nproc-per-node {local}", *train])
@@ -343,6 +352,13 @@ def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, ste
         '  head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         *_shell([f"srun torchrun --nnodes {nodes} --nproc-per-node {local}", *meeting, *train]),
     ]
+
+
+def _as_flag(name: str, value: object) -> str:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 def _shell(words: list[str]) -> list[str]:

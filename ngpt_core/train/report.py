@@ -6,7 +6,6 @@ paper's own figures drawn from these runs (``figures.py``). Here are the numbers
 """
 
 import html
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from ..config import ModelConfig
 from ..presets import count_parameters
-from .metrics import read_metrics
+from .metrics import read_lines, read_metrics
 from .run import Run
 
 __all__ = ["LoggedRun", "comparison", "log_fit", "read_run", "tokens_to_reach", "write_report"]
@@ -153,8 +152,8 @@ def _samples(folders: list[str]) -> str:
     parts = []
     for folder in folders:
         path = Path(folder) / "samples.jsonl"
-        if path.exists() and (lines := path.read_text(encoding="utf-8").splitlines()):
-            last = json.loads(lines[-1])
+        if path.exists() and (samples := read_lines(path)):
+            last = samples[-1]
             title = f"{Path(folder).resolve().name}, step {last['step']}"
             parts.append(f"<h3>{html.escape(title)}</h3><pre>{html.escape(last['text'])}</pre>")
     return "<h2>Samples</h2>" + "\n".join(parts) if parts else ""

@@ -122,7 +122,10 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
     done = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
     if done > steps:
         raise ValueError(f"{folder} has already trained {done} steps, more than --steps {steps}.")
-    finished = done == steps == record["steps"] and (folder / "export" / "config.json").is_file()
+    exported = (folder / "export" / "config.json").is_file()
+    if exported and checkpoint is None and steps != record["steps"]:
+        raise ValueError(f"{folder} is finished and has no checkpoint left to go on from: choose another --out.")
+    finished = exported and steps == record["steps"] and (checkpoint is None or done == steps)
     return Run(folder, config, model, steps, checkpoint, finished)
 
 

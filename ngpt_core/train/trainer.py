@@ -187,10 +187,26 @@ class Trainer:
         self.loader.load_state_dict(state["data"])
         self.schedule.load_state_dict(state["schedule"], re_anchor=state["steps"] != self.run.steps)
 
+    def prompt(self) -> Tensor:
+        """``sample_prompt`` as tokens [1, T]; a ValueError, before the first step, if no text can follow it."""
+        config, tokenizer, limit = self.run.config, self.loader.corpora[0].tokenizer(), self.run.model.max_seq_len
+        try:
+            tokens = tokenizer.encode([config.sample_prompt.encode()])[0]
+        except Exception as error:
+            raise ValueError(f"--sample-prompt {config.sample_prompt!r} cannot be encoded ({error}): choose another.") from None
+        if not len(tokens):
+            raise ValueError("--sample-prompt must not be empty; --sample-tokens 0 switches samples off.")
+        if limit is not None and len(tokens) + config.sample_tokens > limit:
+            raise ValueError(
+                f"--sample-tokens {config.sample_tokens} after a prompt of {len(tokens)} are more than --max-seq-len {limit}: "
+                f"set --sample-tokens to at most {max(0, limit - len(tokens))} (0: no samples)."
+            )
+        return torch.from_numpy(tokens.astype("int64"))[None]
+
     def sample(self) -> str:
         """Text after ``sample_prompt``; all ranks together, for the weights are in pieces."""
         config, tokenizer = self.run.config, self.loader.corpora[0].tokenizer()
-        prompt = torch.from_numpy(tokenizer.encode([config.sample_prompt.encode()])[0].astype("int64"))[None]
+        prompt = self.prompt()
         generator = torch.Generator(self.world.device).manual_seed(config.seed + self.t)
         new = self.model.eval().stream(
             prompt.to(self.world.device),
@@ -264,7 +280,11 @@ def train(run: Run) -> int:
         held_out = (
             open_blend(config.val_data, run.model.vocab_size) if config.val_data else [c for c in corpora if c[0].has("val")]
         )
+        if config.val_data and not all(corpus.has("val") for corpus, _ in held_out):
+            raise ValueError("--val-data needs corpora with a held-out split: pack them with --val-fraction above 0.")
         trainer = Trainer(run, world, corpora)
+        if config.sample_tokens:
+            trainer.prompt()  # a slip is told before the first step, not after the last
         if run.checkpoint is not None:
             trainer.resume()
         if world.main:
@@ -302,9 +322,16 @@ def _loop(trainer: Trainer, held_out: list) -> int:
             look = config.diagnostics_every > 0 and (trainer.t + 1) % config.diagnostics_every == 0
             record = trainer.step(look)
             record["mfu"] = record["tokens_per_s"] * flops / peak
-            if held_out and due(config.eval_every):
-                record["val_loss"] = trainer.validate(held_out)
-            text = trainer.sample() if config.sample_tokens and due(config.sample_every) else None
+            try:
+                if held_out and due(config.eval_every) and (loss := trainer.validate(held_out)) == loss:  # not nan
+                    record["val_loss"] = loss
+                text = trainer.sample() if config.sample_tokens and due(config.sample_every) else None
+            except ValueError:  # the step was made: looking at it must not lose it
+                if metrics is not None:
+                    metrics.write(record)
+                trainer.save()
+                trainer.checkpoints.finish()
+                raise
             if metrics is not None:
                 metrics.write(record)
                 if text is not None:

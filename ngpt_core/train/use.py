@@ -65,6 +65,8 @@ def evaluate_run(
         raise ValueError("there is no held-out split to evaluate on: pack the corpus with --val-fraction above 0.")
     seq_len = seq_len or config.seq_len
     result = evaluate(model, corpora, windows, rows, seq_len, World(where))
+    if not result.tokens:
+        raise ValueError("the held-out split has no token to predict: its documents are too short. Pack it from more text.")
     positions = evaluate_positions(model, corpora, windows, rows, seq_len)
     return {
         "loss": result.loss,
