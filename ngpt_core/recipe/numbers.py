@@ -122,7 +122,8 @@ class Settings:
     alpha_lr: float = 0.2
     """The peak learning rate of alpha_A and alpha_M, the eigen learning rates (item 11), as they are stored: they start at 1,
     and the forward pass multiplies them by 0.1. (With the original nGPT's init 0.05 and scale 1/sqrt(d_model), this recipe's
-    global rate 0.24/sqrt(d_model) moves alpha at 0.012: 0.2 as the rate of the product would be 17 times that, as here 1.7.)"""
+    global rate 0.24/sqrt(d_model) moves alpha at 0.012. Taken as the rate of the product, 0.2 would be 17 times that; as stored
+    it moves the product at 0.02, 1.7 times.)"""
     s_qk_lr: float = 0.2
     """The peak learning rate of s_qk (item 11). Of s_u, s_mamba and s_moe the paper says nothing: they take the global one."""
     betas: tuple[float, float] = (0.975, 0.975)

@@ -93,6 +93,8 @@ def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """A browser may break a line between a formula or a name and the comma after it or the parenthesis before it: not here."""
     for node in list(doctree.findall(lambda n: isinstance(n, nodes.math | nodes.literal))):
+        if isinstance(node, nodes.literal) and (len(node.astext()) > 30 or " " in node.astext()):
+            continue  # a long one must be able to break
         if isinstance(node.parent, nodes.reference) and len(node.parent) == 1:
             node = node.parent
         parent, group = node.parent, [node]
