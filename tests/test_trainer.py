@@ -347,12 +347,12 @@ def test_a_line_that_a_full_disk_cut_is_left_out(corpus, tmp_path):
 def test_nothing_held_out_to_predict_is_no_loss_of_zero(tmp_path):
     pack([b"x" * 40] * 40, tmp_path / "c", ByteTokenizer(), val_fraction=0.1)
     corpus = Corpus(tmp_path / "c")
-    monkey = ng.LanguageModel(model_config(TINY))
-    found = evaluate(monkey, [(corpus, 1.0)], 4, 2, 32, World(torch.device("cpu")))
+    model = ng.LanguageModel(model_config(TINY))
+    found = evaluate(model, [(corpus, 1.0)], 4, 2, 32, World(torch.device("cpu")))
     assert found.tokens > 0 and math.isfinite(found.loss)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ngpt_core.train.data.Batch.counted", property(lambda self: 0))
-        assert math.isnan(evaluate(monkey, [(corpus, 1.0)], 4, 2, 32, World(torch.device("cpu"))).loss)
+        assert math.isnan(evaluate(model, [(corpus, 1.0)], 4, 2, 32, World(torch.device("cpu"))).loss)
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, 0.0, -1.0])

@@ -167,10 +167,12 @@ def budgets(lab: Lab) -> None:
 def second(lab: Lab, model: str) -> list[Job]:
     """The second budget of a model."""
     quarter, steps = STEPS[model] // 4, round(BUDGETS[model] * STEPS[model])
-    start = retuned(lab) if model.startswith("hybrid") else tuned(lab)
+    hybrid = model.startswith("hybrid")
+    start = retuned(lab) if hybrid else tuned(lab)
+    if model in LARGEST or not hybrid:
+        start = checked(lab, model, quarter, start)  # the first budget's
     if model in LARGEST:
-        return fight(model, steps, checked(lab, model, quarter, start), SHARES[-1:])
-    start = start if model.startswith("hybrid") else checked(lab, model, quarter)
+        return fight(model, steps, start, SHARES[-1:])
     return fight(model, steps, checked(lab, model, steps, start))
 
 
