@@ -23,7 +23,8 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 def execute(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    settings = {"timeout": 600, "kernel_name": "python3", "coalesce_streams": True}  # what is printed is stored in one piece
+    NotebookClient(notebook, **settings, resources={"metadata": {"path": str(path.parent)}}).execute()
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:02d}"
