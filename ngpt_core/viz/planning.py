@@ -21,7 +21,7 @@ from ..presets import preset
 from ..train.config import TrainConfig, run_defaults
 from ..train.plan import GIB, GPUS, RESERVE, Memory, memory
 from .theme import COLORS, powers
-from .training import PART_COLORS, PARTS, ROOM, work
+from .training import PART_COLORS, PARTS, ROOM, ROOM_KEY, work
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 BATCH = 512
@@ -53,6 +53,7 @@ def by_hand_figure(v: dict) -> go.Figure:
         figure.add_bar(x=TICKS, y=v[part], name=part, marker_color=COLORS[PART_COLORS[part]])
     for look in ROOM:
         figure.add_scatter(x=TICKS, y=v["room"], mode="lines", **look)
+    figure.add_scatter(**ROOM_KEY)
     figure.update_xaxes(title="GPUs", type="category")
     figure.update_yaxes(title="GiB on the fullest rank", rangemode="tozero")
     return figure.update_layout(barmode="stack", height=440, legend_traceorder="normal")

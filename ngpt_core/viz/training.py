@@ -21,10 +21,13 @@ PART_COLORS = {
     "gathered": "magenta", "activations": "gold", "logits": "grey",
 }  # fmt: skip
 PARTS = tuple(PART_COLORS)
-ROOM = (  # a line that is seen on a page and on bars of any colour: light below, dashes on it
-    {"line": {"color": "rgba(255,255,255,0.25)", "width": 5}, "showlegend": False, "hoverinfo": "skip"},
-    {"line": {"color": COLORS["grey"], "width": 3, "dash": "dash"}, "name": "room"},
+ROOM = (  # white dashes on a dark line: one of the two is seen on any page and on bars of any colour
+    {"line": {"color": "#24282f", "width": 3}, "showlegend": False, "hoverinfo": "skip"},
+    {"line": {"color": "#ffffff", "width": 4, "dash": "dash"}, "name": "room", "showlegend": False},  # wider: no seam
 )
+ROOM_KEY = {  # its line in the legend
+    "x": [None], "y": [None], "mode": "lines", "name": "room", "line": {"color": COLORS["grey"], "width": 3, "dash": "dash"},
+}  # fmt: skip
 
 
 @cache
@@ -79,6 +82,7 @@ def planned_figure(v: dict) -> go.Figure:
         figure.add_bar(y=["one rank"], x=[v["parts"][i]], name=part, orientation="h", marker_color=COLORS[color])
     for look in ROOM:
         figure.add_scatter(x=v["room"], y=[-0.6, 0.6], mode="lines", **look, yaxis="y2")
+    figure.add_scatter(**ROOM_KEY)
     figure.update_xaxes(title="GiB on the fullest rank", range=[0, 190])
     hidden = {"overlaying": "y", "range": [-0.6, 0.6], "visible": False}
     figure.update_layout(barmode="stack", height=280, legend_traceorder="normal")
