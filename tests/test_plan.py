@@ -69,6 +69,7 @@ def test_the_page_for_the_paper_s_largest_model(capsys):
         "fits",
         "0.00231",
         "#SBATCH --nodes=8",
+        "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100",
         "-m ngpt_core train --preset 30B",
     ):
         assert text in page, text

@@ -50,6 +50,23 @@ def test_a_logarithmic_axis_is_even_in_decades_and_drops_what_has_no_logarithm()
     assert {"1", "10", "100"} <= set(texts)
 
 
+@pytest.mark.parametrize("flat", [False, True], ids=["standing", "lying"])
+def test_stacked_bars_stand_on_one_another(flat):
+    places, first, second = ["a", "b"], [1.0, 3.0], [2.0, 4.0]
+    figure = go.Figure(layout={**FRAME, "barmode": "stack"})
+    for heights, color in ((first, "#000001"), (second, "#000002")):
+        x, y = (heights, places) if flat else (places, heights)
+        figure.add_bar(x=x, y=y, orientation="h" if flat else "v", marker_color=color)
+    (figure.update_xaxes if flat else figure.update_yaxes)(range=[0, 7])
+    boxes = {}
+    for r in parsed(figure).iter(f"{SVG}rect"):
+        start, size = (float(r.get(k)) for k in (("x", "width") if flat else ("y", "height")))
+        low, scale = (start - 60, 640 / 7) if flat else (350 - start - size, 310 / 7)
+        boxes.setdefault(r.get("fill"), []).append((low / scale, (low + size) / scale))
+    np.testing.assert_allclose(boxes["#000001"], [(0, 1), (0, 3)], atol=0.01)
+    np.testing.assert_allclose(boxes["#000002"], [(1, 3), (3, 7)], atol=0.01)
+
+
 def test_two_subplots_share_the_width():
     figure = make_subplots(1, 2)
     for column in (1, 2):

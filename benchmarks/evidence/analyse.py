@@ -115,15 +115,15 @@ def tuning(rows: list[dict]) -> dict[str, dict]:
 
 
 def _recipes(rows: list[dict], side: str, steps: int, lengths: int) -> list[list[dict]]:
-    """A side's runs of every length that has all seeds, by recipe, in the order of the table. A recipe that was not trained for
-    ``steps``, or for fewer than ``lengths`` from half of them to all, is left out."""
+    """A side's runs of every length that has all seeds, by recipe, in the order of the table. A recipe that was trained for
+    fewer than ``lengths`` lengths from half of ``steps`` to all of them is left out, and so is GPT's without ``steps`` itself."""
     by_recipe, found = {}, []
     for r in rows:
         if r["side"] == side:
             by_recipe.setdefault(json.dumps(r["recipe"], sort_keys=True), {}).setdefault(r["steps"], []).append(r)
     for by_steps in by_recipe.values():
         whole = {n: runs for n, runs in by_steps.items() if {r["seed"] for r in runs} == set(SEEDS)}
-        if steps in whole and sum(steps / 2 <= n <= steps for n in whole) >= lengths:
+        if (side == "ngpt" or steps in whole) and sum(steps / 2 <= n <= steps for n in whole) >= lengths:
             found.append([r for runs in whole.values() for r in runs])
     return found
 
@@ -133,7 +133,8 @@ def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
     own, that is, with other betas than those that were tuned on the dense model (``betas``, by side).
 
     Recipes of GPT and of nGPT are paired within a round, in the order in which they were trained; one that only one side has
-    finished is left out. An ablation, which has one length, is no recipe of nGPT.
+    finished is left out. An ablation, which has one length, is no recipe of nGPT. Where nGPT has only shorter schedules, its
+    loss after all of the tokens ("ngpt") is None.
     """
     found, rounds, finals = [], [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
     groups = {(r["model"], r["batch"], r["steps"]) for r in finals if r["side"] == "gpt"}
@@ -147,7 +148,7 @@ def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
             rounds += [(model, batch, steps, number, *runs) for runs in zip(*sides)]
     for model, batch, steps, number, gpt_runs, same in rounds:
         gpt, full = ({r["seed"]: r for r in runs if r["steps"] == steps} for runs in (gpt_runs, same))
-        recipes = {side: x[SEEDS[0]]["recipe"] for side, x in (("gpt", gpt), ("ngpt", full))}
+        recipes = {"gpt": gpt_runs[0]["recipe"], "ngpt": same[0]["recipe"]}
         by_seed = {s: {r["tokens"]: r["val_loss"] for r in same if r["seed"] == s} for s in SEEDS}
         tokens = gpt[SEEDS[0]]["tokens"]
         fields = dict(MODELS[model][0])
@@ -157,11 +158,11 @@ def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
             "model": model, "round": number, "active": active, "steps": steps, "tokens": tokens,
             "sequences": Job(model, "gpt", steps, batch=batch).sequences, "tokens_per_parameter": tokens / active,
             "recipes": recipes,
-            "gpt": [gpt[s]["val_loss"] for s in SEEDS], "ngpt": [full[s]["val_loss"] for s in SEEDS],
+            "gpt": [gpt[s]["val_loss"] for s in SEEDS], "ngpt": [full[s]["val_loss"] for s in SEEDS] if full else None,
             "shorter": {str(round(t / tokens, 3)): [by_seed[s][t] for s in SEEDS] for t in shared},
             **token_ratio({s: gpt[s]["val_loss"] for s in SEEDS}, tokens, by_seed),
-            "cpu_ratio": _cpu(full.values()) / _cpu(gpt.values()) if _cpu(gpt.values()) else None,
-            "curves": {"gpt": [gpt[s]["curve"] for s in SEEDS], "ngpt": [full[s]["curve"] for s in SEEDS]},
+            "cpu_ratio": _cpu(full.values()) / _cpu(gpt.values()) if full and _cpu(gpt.values()) else None,
+            "curves": {"gpt": [gpt[s]["curve"] for s in SEEDS], "ngpt": [full[s]["curve"] for s in SEEDS if full]},
         })  # fmt: skip
     return found
 
@@ -239,7 +240,7 @@ def main() -> None:
         print(f"tuned {side}: {x['best']}  ({len(x['trials'])} trials)")
     for f in summary["fights"]:
         ratio = f"{f['ratio']:.2f} [{f['low']:.2f}, {f['high']:.2f}]" if f["ratio"] else ", ".join(f["bounds"])
-        losses = f"GPT {mean(f['gpt']):.4f}  nGPT {mean(f['ngpt']):.4f}"
+        losses = f"GPT {mean(f['gpt']):.4f}  nGPT {mean(f['ngpt']) if f['ngpt'] else math.nan:.4f}"
         print(f"{f['model']:<12} x {f['sequences']} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}  {f['recipes']}")
     for kind, found in summary["ablations"].items():
         for a in sorted(found, key=lambda a: -a.get("difference", 9)):

@@ -105,7 +105,8 @@ def seed_spread(preset: str) -> float | None:
     path = Path(__file__).parent.parent / "viz" / "evidence.json"
     fights = json.loads(path.read_text(encoding="utf-8"))["fights"] if path.exists() else []
     kind = "dense" if preset.endswith("-dense") else "hybrid"
-    spreads = [stdev(n - g for g, n in zip(f["gpt"], f["ngpt"])) for f in fights if f["model"].startswith(kind)]
+    mine = [f for f in fights if f["model"].startswith(kind) and f["ngpt"]]
+    spreads = [stdev(n - g for g, n in zip(f["gpt"], f["ngpt"])) for f in mine]
     return 2 * math.sqrt(mean(s * s for s in spreads)) if spreads else None
 
 

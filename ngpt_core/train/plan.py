@@ -349,6 +349,7 @@ def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, ste
     return [
         "  #!/bin/bash",
         f"  #SBATCH --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={local} --signal=TERM@120 --requeue",
+        "  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100",  # torchrun ends its ranks so many seconds after SIGTERM, else 30
         '  head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         *_shell([f"srun torchrun --nnodes {nodes} --nproc-per-node {local}", *meeting, *train]),
     ]

@@ -53,7 +53,7 @@ def ratio(fight: str, seed: str) -> dict:
         "x": x, "y": y, "gpt_x": np.array([f["tokens"] / 1e6]), "gpt_y": np.array([gpt]),
         "line_x": np.array([np.nanmin(x) * 0.9, f["tokens"] * 1.1 / 1e6]), "line_y": np.array([gpt, gpt]),
         "meet_x": np.array([meet, meet]), "meet_y": np.array([gpt, np.nanmin(y)]),
-        "gpt": gpt, "ngpt": _pick(f["ngpt"], seed), "ratio": found,
+        "gpt": gpt, "ngpt": _pick(f["ngpt"], seed) if f["ngpt"] else np.nan, "ratio": found,
     }  # fmt: skip
 
 
@@ -107,16 +107,12 @@ def ratios_figure() -> go.Figure:
     return figure
 
 
-def sizes_figure() -> go.Figure:
-    """The token ratio over the number of active parameters, about 2.5 tokens for each; each seed as a ring, or
-    as a triangle at the edge where it does not reach GPT; then there is no mean."""
+def _ratios_over(x: str, groups: dict[str, tuple[list[dict], str, float]]) -> go.Figure:
+    """The token ratio over a field ``x`` of fights, in groups {name: (fights, colour, factor that sets it aside)}; each seed as
+    a ring, or as a triangle at the edge where it does not reach GPT; then there is no mean."""
     figure = go.Figure()
-    groups = {"hybrid, own numbers": ("hybrid", 1, NGPT, 1.0), "hybrid": ("hybrid", 0, COLORS["teal"], 0.95),
-              "dense": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
-    for name, (kind, number, color, aside) in groups.items():
-        mine = [f for f in FIGHTS.values() if f["model"].startswith(kind) and f["round"] == number]
-        mine = [f for f in mine if f["tokens_per_parameter"] < 4]
-        each = [(f["active"] * aside, r or 1.36) for f in mine for r in f["seeds"]]  # the groups side by side
+    for name, (mine, color, aside) in groups.items():
+        each = [(f[x] * aside, r or 1.36) for f in mine for r in f["seeds"]]
         shapes = ["circle-open" if r else "triangle-up" for f in mine for r in f["seeds"]]
         mine = [f for f in mine if f["ratio"]]
         dots = {"size": 8, "color": color, "symbol": shapes}
@@ -124,14 +120,39 @@ def sizes_figure() -> go.Figure:
             x=[a for a, _ in each], y=[r for _, r in each], mode="markers", marker=dots, showlegend=False, hoverinfo="skip"
         )
         figure.add_scatter(
-            x=[f["active"] * aside for f in mine], y=[f["ratio"] for f in mine], mode="lines+markers", name=name,
+            x=[f[x] * aside for f in mine], y=[f["ratio"] for f in mine], mode="lines+markers", name=name,
             line={"color": color, "width": 2}, marker={"size": 10, "color": color}, error_y=_bars(mine, "ratio"),
         )  # fmt: skip
     for y in (1.0, 0.5):
         figure.add_hline(y=y, line={"color": COLORS["grey"], "width": 1, "dash": "dot"})
+    figure.update_yaxes(title="token ratio", range=[0.4, 1.4])
+    return figure
+
+
+def sizes_figure() -> go.Figure:
+    """The token ratio over the number of active parameters, about 2.5 tokens for each."""
+    kinds = {"hybrid, own numbers": ("hybrid", 1, NGPT, 1.0), "hybrid": ("hybrid", 0, COLORS["teal"], 0.95),
+             "dense": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
+    short_runs = [f for f in FIGHTS.values() if f["tokens_per_parameter"] < 4]
+    figure = _ratios_over("active", {
+        name: ([f for f in short_runs if f["model"].startswith(kind) and f["round"] == number], color, aside)
+        for name, (kind, number, color, aside) in kinds.items()
+    })  # fmt: skip
     ticks = {"tickvals": [2e5, 5e5, 1e6], "ticktext": ["0.2M", "0.5M", "1M"]}
     figure.update_xaxes(title="active parameters", type="log", range=[5.2, 6.15], **ticks)
-    figure.update_yaxes(title="token ratio", range=[0.4, 1.4])
+    return figure
+
+
+def budgets_figure() -> go.Figure:
+    """The token ratio over the tokens for each active parameter: the hybrids, with numbers of their own, by their size."""
+    sizes = {"0.2M": (COLORS["teal"], 0.97), "0.5M": (COLORS["gold"], 1.0), "1M": (NGPT, 1.03)}
+    figure = _ratios_over("tokens_per_parameter", {
+        f"hybrid {size}": ([f for f in FIGHTS.values() if f["model"] == f"hybrid-{size}" and f["round"]], color, aside)
+        for size, (color, aside) in sizes.items()
+    })  # fmt: skip
+    ticks = ["2.5", "5", "10"]
+    figure.update_xaxes(title="tokens for each parameter", type="log", tickvals=[*map(float, ticks)], ticktext=ticks)
+    figure.update_yaxes(range=[0.4, 1.05])
     return figure
 
 

@@ -14,6 +14,7 @@ class Plane:
     def __init__(self, traces: list[dict], layout: dict, box: Box):
         self.traces, self.layout, self.box = traces, layout, box
         self.axes: dict[str, Axis] = {}
+        self.feet = self._feet()
         for trace in traces:
             self._measure(trace)
 
@@ -45,6 +46,21 @@ class Plane:
             edges.append(np.array([middle[0] - half, middle[-1] + half]))
         return edges
 
+    def _feet(self) -> dict[int, np.ndarray]:
+        """What each bar stands on: zero, or in a stack the bars before it at its place."""
+        tops: dict[tuple, float] = {}
+        feet = {}
+        for trace in (t for t in self.traces if t["type"] == "bar"):
+            places, heights = self.values(trace)[:: -1 if trace.get("orientation") == "h" else 1]
+            foot = np.zeros(len(places))
+            if self.layout.get("barmode") == "stack":
+                for i, (place, height) in enumerate(zip(places, np.nan_to_num(heights))):
+                    at = (trace.get("xaxis"), trace.get("yaxis"), place)
+                    foot[i] = tops.get(at, 0.0)
+                    tops[at] = foot[i] + height
+            feet[id(trace)] = foot
+        return feet
+
     def _measure(self, trace: dict) -> None:
         """Tell the axes what must fit."""
         ax, ay = self.pair(trace)
@@ -60,7 +76,7 @@ class Plane:
             along, up, places = (ay, ax, y) if trace.get("orientation") == "h" else (ax, ay, x)
             half = _spacing(places) / 2
             along.fit(np.array([places.min() - half, places.max() + half]))
-            up.fit(np.zeros(1))
+            up.fit(np.append(0.0, self.feet[id(trace)] + (x if along is ay else y)))
         elif trace.get("fill") == "tozeroy":
             ay.fit(np.zeros(1))
 
@@ -164,10 +180,11 @@ class Plane:
         width = 0.85 * _spacing(places) / (count if beside else 1)
         offset = (number - (count - 1) / 2) * width if beside else 0.0
         left, right = along.at(places + offset - width / 2), along.at(places + offset + width / 2)
-        out = []
-        for a, b, top, tint in zip(left, right, up.at(heights), tints(look, len(places), color)):
+        out, feet = [], self.feet[id(trace)]
+        stands = up.at(feet) if feet.any() else np.full(len(places), up.zero())
+        for a, b, foot, top, tint in zip(left, right, stands, up.at(feet + heights), tints(look, len(places), color)):
             if np.isfinite(top):
-                corners = (up.zero(), a, top, b) if flat else (a, up.zero(), b, top)
+                corners = (foot, a, top, b) if flat else (a, foot, b, top)
                 out.append(rectangle(*corners, f'fill="{tint}"'))
         return f"<g{opacity(trace.get('opacity', look.get('opacity', 1.0)))}>{''.join(out)}</g>"
 
