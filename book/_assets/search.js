@@ -2,7 +2,7 @@
 // others. Here they are marked, and the first is brought into view. Escape takes the marks away.
 "use strict";
 window.addEventListener("load", async () => {
-  if (document.getElementById("search-results")) return plainFormulas(document.getElementById("search-results"));
+  if (document.getElementById("search-results")) return;
   const terms = (localStorage.getItem("sphinx_highlight_terms") || "").split(" ").filter(Boolean);
   localStorage.removeItem("sphinx_highlight_terms");
   if (!terms.length) return;
@@ -16,17 +16,43 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") SphinxHighlight.hideSearchWords();
 });
 
-// An excerpt in the list of results holds the source of its formulas: \(d_\text{model}\) becomes d_model.
-function plainFormulas(list) {
-  const plain = (source) => source.replace(/\\\w+\{([^{}]*)\}/g, "$1").replace(/\\[,;! ]/g, " ").replace(/[\\{}]/g, "");
-  const clean = () => {
-    const walk = document.createTreeWalker(list, NodeFilter.SHOW_TEXT);
-    while (walk.nextNode()) {
-      const text = walk.currentNode.nodeValue;
-      const better = text.replace(/\\\((.*?)(\\\)|$)/gs, (_, source) => plain(source));
-      if (better !== text) walk.currentNode.nodeValue = better;
+// The list of results. An excerpt is cut from the article alone, without folded code, figures and displayed formulas, with
+// the other formulas in plain letters: \(d_\text{model}\) becomes d_model. Titles with formulas are made plain too.
+document.addEventListener("DOMContentLoaded", () => {
+  const results = document.getElementById("search-results");
+  if (!results) return;
+  Search.htmlToText = (html, anchor) => {
+    const page = new DOMParser().parseFromString(html, "text/html");
+    page.querySelectorAll(".headerlink, script, style, details, .ngx, div.math").forEach((part) => part.remove());
+    page.querySelectorAll("span.math").forEach((formula) => (formula.textContent = plain(formula.textContent)));
+    page.querySelectorAll("dt, dd").forEach((part) => part.append(" "));
+    const part = (anchor && page.getElementById(anchor.slice(1))) || page.querySelector(".bd-article") || page.body;
+    return part.textContent.replace(/\s+/g, " ");
+  };
+  const titles = () => {
+    for (const link of results.querySelectorAll("li > a")) {
+      if (link.textContent.includes("\\")) link.textContent = plain(link.textContent);
     }
   };
-  new MutationObserver(clean).observe(list, { childList: true, subtree: true });
-  clean();
+  new MutationObserver(titles).observe(results, { childList: true, subtree: true });
+});
+
+const SIGNS = { cdot: "·", times: "×", odot: "⊙", leftarrow: "←", le: "≤", ge: "≥", approx: "≈", in: "∈" };
+SIGNS.lVert = SIGNS.rVert = "‖";
+
+function plain(source) {
+  let before;
+  do {
+    before = source; // from the innermost braces outwards
+    source = source
+      .replace(/\\(?:text|operatorname|math\w+)\s*\{([^{}]*)\}/g, "$1")
+      .replace(/([_^])\{([^{}]*)\}/g, "$1$2")
+      .replace(/\\sqrt\{([^{}]*)\}/g, "sqrt($1)")
+      .replace(/\\frac\{([^{}]*)\}\{([^{}]*)\}/g, "$1/$2");
+  } while (source !== before);
+  return source
+    .replace(/\\(?:math\w+|[bB]igg?[lr]?|left|right)(?![a-zA-Z])\s*/g, "")
+    .replace(/\\([a-zA-Z]+)/g, (_, name) => SIGNS[name] ?? name)
+    .replace(/\\[,;! ]/g, " ")
+    .replace(/\\[()]|[\\{}]/g, "");
 }
