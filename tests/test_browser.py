@@ -347,9 +347,10 @@ def test_the_search_finds_a_chapter(browser, address):
 
 def test_the_words_that_were_searched_are_marked_on_the_page(browser, address):
     browser.desktop()
-    browser.open(f"{address}/search.html?q=tangent+projection")
-    browser.wait("return document.querySelectorAll('#search-results li a').length > 0")
-    assert "\\(" not in browser.js("return document.getElementById('search-results').innerText")
+    for query in ("softmax+scale", "tangent+projection"):
+        browser.open(f"{address}/search.html?q={query}")
+        browser.wait("return document.querySelectorAll('#search-results li p').length > 0")  # with their excerpts
+        assert "\\" not in browser.js("return document.getElementById('search-results').innerText")
     browser.open(f"{address}/06_geometry.html")
     browser.wait("return document.querySelectorAll('.bd-article .highlighted').length > 5")
     assert not browser.errors()

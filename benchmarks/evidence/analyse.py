@@ -116,7 +116,7 @@ def tuning(rows: list[dict]) -> dict[str, dict]:
 
 def _recipes(rows: list[dict], side: str, steps: int, lengths: int) -> list[list[dict]]:
     """A side's runs of every length that has all seeds, by recipe, in the order of the table. A recipe that was trained for
-    fewer than ``lengths`` lengths from half of ``steps`` to all of them is left out, and so is GPT's without ``steps`` itself."""
+    fewer than ``lengths`` lengths from half of ``steps`` to all of them is left out, and so is GPT without ``steps``."""
     by_recipe, found = {}, []
     for r in rows:
         if r["side"] == side:
