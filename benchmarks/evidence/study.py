@@ -17,6 +17,8 @@
     budgets     a second budget: the smallest hybrid at the whole length, the other sizes at half of it, each with the best
                 peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found. The largest
                 keep the peak rates of their first budget, and nGPT has one shorter schedule
+    longest     the largest hybrid at the whole length: GPT, with the best of its peak rates at half of that, against nGPT's
+                schedules of half and 0.7 of it (nGPT keeps the peak rate of its first budget)
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
 The rows with "batch": 8 are an earlier study of the smallest size, 1,024 tokens in a batch (FIRST are its tuned numbers).
@@ -176,6 +178,13 @@ def second(lab: Lab, model: str) -> list[Job]:
     return fight(model, steps, checked(lab, model, steps, start))
 
 
+def longest(lab: Lab) -> None:
+    model, whole = "hybrid-1M", STEPS["hybrid-1M"]
+    best = checked(lab, model, whole // 4, retuned(lab))
+    best |= checked(lab, model, whole // 2, {"gpt": best["gpt"]})
+    lab.map(job for job in fight(model, whole, best) if (job.side, job.steps) != ("ngpt", whole))
+
+
 def decayed(lab: Lab) -> dict:
     """The smallest hybrid GPT's numbers with logarithmic decay, whose mean rate is a third of WSD's: from twice its peak on."""
     gpt = retuned(lab)["gpt"]
@@ -244,7 +253,7 @@ def ablations(lab: Lab) -> None:
     lab.map(job for jobs in ablation_jobs(HYBRID, best, QUARTER).values() for job in jobs)
 
 
-STAGES = {f.__name__: f for f in (tuned, finals, hybrids, moments, ablations, length, halves, ones, decays, budgets)}
+STAGES = {f.__name__: f for f in (tuned, finals, hybrids, moments, ablations, length, halves, ones, decays, budgets, longest)}
 
 
 def main() -> None:
