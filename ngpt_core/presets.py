@@ -91,8 +91,10 @@ def preset(name: str, normalized: bool = True, **overrides: object) -> ModelConf
     "14B", "30B"; only 30B is public, the shapes of the others are proposals that meet the published active counts
     to 1% and the totals, which are rounded, to 3%.
 
-    >>> preset("30B").d_model, preset("pico", d_model=96).d_model
-    (2688, 96)
+    >>> preset("30B").d_model
+    2688
+    >>> preset("pico", d_model=96).d_model
+    96
     """
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"There is no preset {name!r}. There are: {', '.join(PRESETS)}.")

@@ -171,7 +171,7 @@ def slerp(a: Tensor, b: Tensor, t: float | Tensor, dim: int = -1) -> Tensor:
 def random(*shape: int, generator: torch.Generator | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Points drawn uniformly from the sphere of the last dimension: Gaussian, then Norm.
 
-    >>> random(5, 3).shape  # five points of the sphere in three dimensions
+    >>> random(5, 3).shape  # five points of a sphere
     torch.Size([5, 3])
     """
     return unit(torch.randn(*shape, generator=generator, dtype=dtype))

@@ -35,7 +35,7 @@ def init_rows_(w: Tensor, config: ModelConfig, output: bool = False) -> Tensor:
 
 
 def unit_axes(model: nn.Module) -> dict[str, int]:
-    """Qualified parameter name -> the axis along which it has norm 1, for every unit parameter of the model, in its order.
+    """Qualified parameter name -> the axis along which it has norm 1, for every unit parameter, module by module.
 
     A module declares its own: ``self.unit_dims = {"weight": -1}`` says that the rows of its ``weight`` are unit vectors.
     """

@@ -45,7 +45,8 @@ def gate(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
     a: the gate's sharpness; 1 is Adam's.
     eps_gate: the gate's threshold.
 
-    >>> gate(torch.tensor([0.0, 1e-10, 1e-8, 1e-6]), a=0.5)
+    >>> d = torch.tensor([0.0, 1e-10, 1e-8, 1e-6])
+    >>> gate(d, a=0.5)
     tensor([0.0000, 0.0909, 0.5000, 0.9091])
     """
     _check(a, eps_gate)

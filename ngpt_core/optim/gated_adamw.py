@@ -35,9 +35,10 @@ class GatedAdamW(torch.optim.Optimizer):
     Every keyword but ``nonfinite`` is also a key of a parameter group.
 
     >>> model = torch.nn.Linear(4, 4)
-    >>> # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    >>> optimizer = GatedAdamW(model.parameters(), lr=1e-3)
-    >>> model(torch.ones(1, 4)).square().sum().backward()
+    >>> weights = model.parameters()
+    >>> # before: torch.optim.AdamW(weights, lr=1e-3)
+    >>> optimizer = GatedAdamW(weights, lr=1e-3)
+    >>> model(torch.ones(1, 4)).sum().backward()
     >>> optimizer.step()
 
     Args:
@@ -57,9 +58,9 @@ class GatedAdamW(torch.optim.Optimizer):
         pmen: Post-Moment Exploration Noise, ``PMEN(...)`` or None.
         cap: the Angular Step Cap in radians, or None. A schedule writes it as it writes ``lr``.
         nonfinite: what a gradient with nan or inf does: "raise" a ValueError that names it, "skip" the step and count it in
-            ``optimizer.skipped``, or "off". So does, where ``tangent`` is on, one so large that <w, g> would overflow (1e36
-            in float32, rows of 1e4). On an accelerator the update is masked there and then, and the error or the count comes
-            with the next step, so that the host never waits.
+            ``optimizer.skipped``, or "off". So does, where ``tangent`` is on, one so large that <w, g> could overflow
+            (1.7e36 in float32, rows of 1e4). On an accelerator the update is masked there and then, and the error or the
+            count comes with the next step, so that the host never waits.
         maximize: ascend instead of descending.
         foreach: stack tensors of one shape and update them together. None: the small ones, on accelerators.
         capturable: keep the step counter on the device, so that a CUDA graph can hold the step. (``lr`` and ``cap`` must

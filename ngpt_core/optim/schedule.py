@@ -68,7 +68,8 @@ def log_decay(
         decay, and large values approach it without loss of digits.
     eta_max, eta_min: the first value and the last, 0 <= eta_min <= eta_max.
 
-    >>> [round(log_decay(r), 4) for r in (0, 0.1, 0.5, 1)]
+    >>> rs = (0, 0.1, 0.5, 1)
+    >>> [round(log_decay(r), 4) for r in rs]
     [1.0, 0.6392, 0.2124, 0.0]
     """
     _check_range(eta_max, eta_min)
@@ -130,7 +131,9 @@ def warmup_before(schedule: Decay, share: float = 0.1) -> Decay:
     Returns a function of r, as ``schedule`` is one. With t_warmup = share T, the schedule sees
     r = (t - t_warmup) / (T - t_warmup), section 2.2.
 
-    >>> [round(warmup_before(cosine)(r), 4) for r in (0, 0.05, 0.1, 0.55, 1)]
+    >>> eta = warmup_before(cosine)
+    >>> rs = (0, 0.05, 0.1, 0.55, 1)
+    >>> [round(eta(r), 4) for r in rs]
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     _check_share(share, "The warmup")
@@ -209,8 +212,9 @@ class Schedule:
     warmup_share: the share of training of the one warmup of "before"; "group" does not use it.
     cap_warmup: the share of training over which the cap rises from 0 to its peak.
 
-    >>> optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=0.1)
-    >>> schedule = Schedule(optimizer, total_steps=10, decay="linear")
+    >>> weights = torch.nn.Linear(2, 2).parameters()
+    >>> optimizer = torch.optim.AdamW(weights, lr=0.1)
+    >>> schedule = Schedule(optimizer, total_steps=10)
     >>> for _ in range(9):
     ...     schedule.step()
     >>> schedule.t, optimizer.param_groups[0]["lr"]

@@ -30,7 +30,7 @@ class SMGC:
     R: the largest factor by which one step may multiply a second moment, >= 1.
     s_min: a floor for coordinates with little history, in units of the bias-corrected sqrt(v_hat).
     start: it acts once k >= start, k being the completed steps: 500 leaves the first 500 steps alone. At k = 0 the rule as
-        written clips every gradient to zero, which is why it starts late.
+        written clips every gradient to zero; the paper waits for the second moments to fill.
 
     The defaults are item 10 of the paper's summary.
     """
@@ -66,10 +66,10 @@ def growth_clip(
     beta2: the second moment's, in [0, 1).
     R, s_min: as in ``SMGC``.
 
-    >>> v = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
-    >>> g = torch.tensor([5.0, -50.0, 1.0], dtype=torch.float64)
+    >>> v = torch.tensor([1.0, 1.0, 0.0])
+    >>> g = torch.tensor([5.0, -50.0, 1.0])
     >>> growth_clip(g, v, k=1000, beta2=0.975, R=2.0)
-    tensor([ 5.0000e+00, -6.4031e+00,  6.4031e-10], dtype=torch.float64)
+    tensor([ 5.0000e+00, -6.4031e+00,  6.4031e-10])
     """
     SMGC(R, s_min)  # its rules: R >= 1, s_min >= 0
     if not (within(beta2, 0) and beta2 < 1):

@@ -50,9 +50,11 @@ class Explorer:
     ...     t = np.linspace(-1, 1, 50)
     ...     return {"t": t, "y": a * t**2, "top": a}
     >>> def draw(v):
-    ...     return go.Figure(go.Scatter(x=v["t"], y=v["y"]))
+    ...     line = go.Scatter(x=v["t"], y=v["y"])
+    ...     return go.Figure(line)
     >>> sliders = {"a": Slider((0, 2, 11), default=1)}
-    >>> Explorer(parabola, sliders, draw, readout="y(1) = {top:.1f}")
+    >>> told = "y(1) = {top:.1f}"
+    >>> Explorer(parabola, sliders, draw, readout=told)
     Explorer parabola: a = 1; 11 cells, 2 kB
     """
 

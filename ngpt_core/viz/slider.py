@@ -12,7 +12,7 @@ class Slider:
 
     >>> Slider((0, 1, 5)).values
     (0.0, 0.25, 0.5, 0.75, 1.0)
-    >>> Slider((2, 32, 5), log=True, default=8, label="d").values
+    >>> Slider((2, 32, 5), log=True, default=8).values
     (2, 4, 8, 16, 32)
     >>> Slider(["linear", "cosine"]).texts
     ('linear', 'cosine')

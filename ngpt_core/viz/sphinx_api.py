@@ -207,6 +207,10 @@ def start_flags() -> list[argparse.Action]:
     return parser._optionals._group_actions
 
 
+def _code(text: str) -> nodes.literal:
+    return nodes.literal("", text, classes=["together"] if text.endswith(' "') else [])  # a value that ends in a space
+
+
 class Commands(SphinxDirective):
     """``ngpt-commands``: one definition for each command, and in it one for each flag."""
 
@@ -246,7 +250,7 @@ class Commands(SphinxDirective):
                 continue
             for i, text in enumerate(COMMAND.split(piece)):
                 parts = ["", text] if i % 2 else CODE.split(text)
-                paragraph += [nodes.literal("", x) if j % 2 else nodes.Text(x) for j, x in enumerate(parts) if x]
+                paragraph += [_code(x) if j % 2 else nodes.Text(x) for j, x in enumerate(parts) if x]
         return paragraph
 
     def _link(self, target: str) -> addnodes.pending_xref:
