@@ -4,6 +4,8 @@ import gzip
 import http.server
 import json
 import os
+import socket
+import struct
 import threading
 from collections import Counter
 from importlib.util import find_spec
@@ -396,3 +398,68 @@ def test_a_download_is_recorded_at_first_and_verified_ever_after(tmp_path, monke
     with pytest.raises(ValueError, match="could not download"):
         download(f"{address}/none.txt")
     assert sorted(p.name for p in path.parent.iterdir()) == ["downloads.json"]  # no parts left
+
+
+BODY = b"it was a dark and stormy night"
+ANSWERS = {
+    "cut short": (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + BODY, "70 bytes are missing"),
+    "a chunk cut short": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n" + BODY, "the connection ended early"),
+    "reset": (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + BODY, "reset"),
+    "no answer": (b"", "without response"),
+    "an error": (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", "503: Service Unavailable"),
+    "not HTTP": (b"SSH-2.0-OpenSSH\r\n\r\n", "SSH-2.0"),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_a_download_that_is_not_whole_is_refused_and_leaves_nothing(tmp_path, case):
+    answer, words = ANSWERS[case]
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        connection, _ = listener.accept()
+        connection.recv(1 << 16)
+        connection.sendall(answer)
+        if case == "reset":  # closing with nothing to linger for sends RST
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/book.txt"
+    with listener, pytest.raises(ValueError, match=f"could not download {url}: .*{words}"):
+        download(url, tmp_path)
+    assert list((tmp_path / "downloads").iterdir()) == []
+
+
+def test_an_address_that_is_none_is_named(tmp_path):
+    for url in ("http://127.0.0.1:port/x", "http://127.0.0.1/a b", "http://127.0.0.1/\u00fc"):
+        with pytest.raises(ValueError, match="could not download http://127"):
+            download(url, tmp_path)
+
+
+def test_damaged_files_are_named(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    good = gzip.compress(b'{"text": "one"}\n' + os.urandom(4096))
+    bad = bytearray(good)
+    bad[2000:2100] = bytes(100)
+    pyarrow.parquet.write_table(pyarrow.table({"text": [str(i) for i in range(5000)], "n": range(5000)}), tmp_path / "whole")
+    table = bytearray((tmp_path / "whole").read_bytes())
+    files = {
+        "short.txt.gz": good[:-100],
+        "short.jsonl.gz": good[:20],
+        "plain.txt.gz": b"hello",
+        "flipped.txt.gz": bad,
+        "empty.parquet": b"",
+        "short.parquet": table[:-100],
+        "page.parquet": bytes(4) + bytes(2000) + table[2004:],
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} cannot be read .*get it again"):
+            pack_files([str(tmp_path / name)], tmp_path / "c", ByteTokenizer())
+    (tmp_path / "whole").rename(tmp_path / "whole.parquet")
+    with pytest.raises(ValueError, match=r"whole.parquet has no text in the column 'n'"):
+        pack_files([str(tmp_path / "whole.parquet")], tmp_path / "c", ByteTokenizer(), field="n")
+    assert not (tmp_path / "c").exists()

@@ -11,9 +11,11 @@ A *source* is what a person types after ``ngpt data pack``:
 Files are taken in sorted order, so that the same files give the same corpus on every machine.
 """
 
+import contextlib
 import glob
 import gzip
 import hashlib
+import http.client
 import json
 import os
 import sys
@@ -21,8 +23,10 @@ import sysconfig
 import tempfile
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from .files import read_json, sha256, write_json
 
@@ -104,8 +108,19 @@ def documents(path: str, field: str = "text", separator: str | None = None) -> I
     return (document for document in found if document)
 
 
-def _open(path: Path):
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with (gzip.open if path.name.endswith(".gz") else open)(path, "rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:  # zlib's and gzip's own do not say which file it was
+        raise ValueError(_unreadable(path, error)) from None
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    if reason := getattr(error, "strerror", None):  # the system's own: no permission, a failing disk
+        return f"{path} cannot be read: {reason}."
+    return f"{path} cannot be read ({' '.join(str(error).split())}): it was cut short or damaged; get it again."
 
 
 def _text(path: Path, separator: str | None) -> Iterator[bytes]:
@@ -139,11 +154,17 @@ def _parquet(path: Path, field: str) -> Iterator[bytes]:
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f"{path} needs the package `pyarrow`: pip install pyarrow.") from None
-    with pyarrow.parquet.ParquetFile(path) as file:
-        if field not in file.schema_arrow.names:
-            raise ValueError(f"{path} has no column {field!r}; it has {file.schema_arrow.names}: choose one with --field.")
-        for batch in file.iter_batches(columns=[field]):
-            yield from (text.encode() for text in batch.column(0).to_pylist() if text is not None)
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if field not in file.schema_arrow.names:
+                raise ValueError(f"{path} has no column {field!r}; it has {file.schema_arrow.names}: choose one with --field.")
+            for batch in file.iter_batches(columns=[field]):
+                texts = [text for text in batch.column(0).to_pylist() if text is not None]
+                if not all(isinstance(text, str) for text in texts):
+                    raise ValueError(f"{path} has no text in the column {field!r}: choose another with --field.")
+                yield from (text.encode() for text in texts)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(_unreadable(path, error)) from None
 
 
 def _hugging_face(source: str, field: str) -> Iterator[bytes]:
@@ -155,7 +176,7 @@ def _hugging_face(source: str, field: str) -> Iterator[bytes]:
     for row in load_dataset(name, split=split or "train", streaming=True):
         if not isinstance(row.get(field), str):
             raise ValueError(f"{source!r} has no text in the field {field!r}; it has {sorted(row)}: choose one with --field.")
-        yield row[field].encode()
+        yield row[field].encode("utf-8", errors="replace")
 
 
 def download(url: str, folder: Path | None = None) -> Path:
@@ -168,26 +189,41 @@ def download(url: str, folder: Path | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     ledger_path = folder / "downloads.json"
     ledger = read_json(ledger_path) if ledger_path.exists() else {}
-    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{url.rstrip('/').rpartition('/')[2].partition('?')[0]}"
+    name = url.rstrip("/").rpartition("/")[2].partition("?")[0][-100:]
+    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{name}"
     if path.exists() and url in ledger:
         _expect(sha256(path), ledger[url]["sha256"], f"the cached copy {path} is damaged: delete it and download again")
         return path
     handle, part = tempfile.mkstemp(dir=folder, prefix="part-")
     try:
-        with os.fdopen(handle, "wb") as file, urllib.request.urlopen(url, timeout=60) as answer:
-            while block := answer.read(1 << 20):
-                file.write(block)
+        with os.fdopen(handle, "wb") as file:
+            _fetch(url, file)
         digest = sha256(Path(part))
         if url in ledger:
             _expect(digest, ledger[url]["sha256"], f"{url} has changed; remove its entry from {ledger_path} to accept it")
         ledger[url] = {"sha256": digest, "bytes": os.path.getsize(part), "file": path.name}
         os.replace(part, path)
         write_json(ledger_path, ledger)
-    except (urllib.error.URLError, TimeoutError) as error:
-        raise ValueError(f"could not download {url}: {getattr(error, 'reason', error)}.") from None
     finally:
         Path(part).unlink(missing_ok=True)
     return path
+
+
+def _fetch(url: str, file: BinaryIO) -> None:
+    """Write what is behind ``url`` to ``file``, all of it."""
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            while block := answer.read(1 << 20):
+                file.write(block)
+            if answer.length:  # bytes announced and not read: a server that goes away early looks like the end of the file
+                raise http.client.IncompleteRead(b"", answer.length)
+    except http.client.IncompleteRead as error:
+        missing = f", {error.expected:,} bytes are missing" if error.expected else ""
+        raise ValueError(f"could not download {url}: the connection ended early{missing}; try again.") from None
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"could not download {url}: {error}.") from None
+    except (OSError, http.client.HTTPException, UnicodeError) as error:  # URLError and timeouts are OSErrors
+        raise ValueError(f"could not download {url}: {getattr(error, 'reason', error)}.") from None
 
 
 def _expect(found: str, wanted: str, advice: str) -> None:
