@@ -1,6 +1,7 @@
 """The command line: every command does its work, and every slip is one sentence and an exit status that is not 0."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -72,8 +73,6 @@ def test_generation_streams_piece_by_piece(run):
 
 
 def test_an_unfinished_run_generates_from_its_newest_checkpoint(run, tmp_path, capsys):
-    import shutil
-
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "export")
     argv = ["--prompt", "the ", "--max-new-tokens", "8", "--temperature", "0"]
@@ -166,6 +165,66 @@ def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):  # noqa: F811
     ):
         assert word in sentence(capsys, argv), argv
     assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A corpus of another tokenizer, with a vocabulary that fits into the model below."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(["the cat sat on the mat"] * 30, vocab_size=270, special_tokens=["<|endoftext|>"])
+    tokenizer.save(str(tmp_path / "t.json"))
+    (tmp_path / "book.txt").write_text("the cat sat on the mat. the dog sat on the log.\n" * 100)
+    argv = ["data", "pack", str(tmp_path / "book.txt"), f"--out={tmp_path / 'words'}", f"--tokenizer={tmp_path / 't.json'}"]
+    assert main([*argv, "--val-fraction=0.2"]) == 0
+    return str(tmp_path / "words")
+
+
+def test_a_corpus_of_another_tokenizer_is_refused_everywhere(corpus, words, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "run"
+    argv = ["train", *MODEL, "--vocab-size=300", *SIZES, "--steps=2", f"--data={corpus}", f"--out={out}"]
+    assert "packed with the tokenizer" in sentence(capsys, [*argv, f"--val-data={words}"])
+    assert not out.exists()
+    assert main(argv) == 0
+    capsys.readouterr()
+    assert "packed with the tokenizer" in sentence(capsys, ["eval", str(out), f"--data={words}"])
+    assert "packed with the tokenizer" in sentence(capsys, ["eval", str(out / "export"), f"--data={words}"])
+    (out / "export" / "config.json").unlink()
+    (out / "checkpoints").rename(tmp_path / "checkpoints")
+    assert "packed with the tokenizer" in sentence(capsys, ["train", f"--out={out}", f"--data={words}", "--resume"])
+
+
+def test_the_export_of_a_run_writes_with_the_run_s_tokenizer_and_is_evaluated_on_its_data(words, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", *MODEL, "--vocab-size=300", *SIZES, "--steps=2", f"--data={words}", f"--out={out}"]) == 0
+    capsys.readouterr()
+    for argv in (["generate", "--max-new-tokens=8"], ["eval", "--windows=2"]):
+        assert main([argv[0], str(out), *argv[1:]]) == 0
+        whole = capsys.readouterr().out
+        assert main([argv[0], str(out / "export"), *argv[1:]]) == 0
+        assert capsys.readouterr().out == whole
+
+
+def test_a_run_is_found_and_finds_its_data_from_any_folder(corpus, tmp_path, capsys, monkeypatch):  # noqa: F811
+    shutil.copytree(corpus, tmp_path / "here" / "packed")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    argv = ["train", *MODEL, *SIZES, "--steps=2", "--data", "packed=0.7", "stdlib=0.3", "--val-data", "packed", "--out", "run"]
+    assert main(argv) == 0
+    recorded = json.loads((tmp_path / "here" / "run" / "config.json").read_text())
+    assert recorded["train"]["data"] == [f"{tmp_path / 'here' / 'packed'}=0.7", "stdlib=0.3"]
+    assert recorded["train"]["val_data"] == [str(tmp_path / "here" / "packed")]
+    (tmp_path / "here" / "run" / "export" / "config.json").unlink()
+    monkeypatch.chdir(tmp_path / "there")
+    assert main(["train", "--out=../here/run", "--resume"]) == 0
+    assert main(["eval", "../here/run", "--windows=2"]) == 0
+    recorded["train"] |= {"data": ["packed"], "val_data": []}  # as runs were recorded before
+    (tmp_path / "here" / "run" / "config.json").write_text(json.dumps(recorded))
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["eval", "run", "--windows=2"]) == 0
+    monkeypatch.chdir(tmp_path / "there")
+    capsys.readouterr()
+    assert f"{tmp_path / 'there' / 'packed'} is not a packed corpus" in sentence(capsys, ["eval", "../here/run"])
 
 
 def test_unknown_commands_and_flags_end_with_status_2(capsys):

@@ -258,6 +258,29 @@ def test_a_position_of_another_corpus_length_or_seed_is_refused(corpus, tmp_path
             loader.load_state_dict(state)
 
 
+def test_a_blend_has_one_tokenizer_by_content_and_not_by_name(tmp_path, wordpieces):
+    def packed(name):
+        pack([b"the cat sat"] * 3, tmp_path / name, load_tokenizer(str(wordpieces)), val_fraction=0)
+        return Corpus(tmp_path / name), 1.0
+
+    first = packed("a")
+    content = json.loads(wordpieces.read_text())
+    ids = content["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    wordpieces.write_text(json.dumps(content))  # at the same path, as large, and another
+    other = packed("b")
+    assert first[0].manifest["tokenizer"]["spec"] == other[0].manifest["tokenizer"]["spec"]
+    with pytest.raises(ValueError, match=r"b was packed with the tokenizer .*sha256 .* and .*a with .*sha256"):
+        Loader([first, other], 2, 8)
+    wordpieces = tmp_path / "a" / "tokenizer.json"
+    assert Loader([first, packed("c")], 2, 8).windows > 0  # another path, the same content
+    for change in ({"vocab_size": 300 + 1}, {"end_of_text": 5}):
+        changed = packed("-".join(change))
+        changed[0].manifest["tokenizer"].update(change)
+        with pytest.raises(ValueError, match="packed with the tokenizer"):
+            Loader([first, changed], 2, 8)
+
+
 def test_rows_beyond_the_limit_have_no_targets(corpus):
     batch = Loader([(corpus, 1.0)], batch_size=4, seq_len=16, split="val").next(limit=3)
     assert (batch.targets[:3] != IGNORE).any(1).all() and (batch.targets[3] == IGNORE).all()

@@ -20,9 +20,9 @@ import numpy as np
 from .files import read_json, sha256
 from .pack import FORMAT, checksum, pack
 from .sources import cache_folder, stdlib_files
-from .tokenizer import ByteTokenizer, Tokenizer, from_description
+from .tokenizer import ByteTokenizer, Tokenizer, from_description, same
 
-__all__ = ["Corpus", "Stream", "embedded", "open_corpus"]
+__all__ = ["Corpus", "Stream", "check_tokenizer", "embedded", "open_corpus"]
 
 
 class Stream:
@@ -74,7 +74,7 @@ class Corpus:
         self.folder = Path(folder)
         if not (self.folder / "manifest.json").is_file():
             raise ValueError(
-                f"{self.folder} is not a packed corpus (it has no manifest.json): make one with "
+                f"{self.folder.absolute()} is not a packed corpus (it has no manifest.json): make one with "
                 f"`ngpt data pack FILES... --out {self.folder}`."
             )
         self.manifest = read_json(self.folder / "manifest.json")
@@ -147,6 +147,23 @@ def embedded() -> Corpus:
                     f"cannot write the embedded corpus to {folder} ({error}): set NGPT_CACHE to a folder you may write to."
                 ) from None
     return Corpus(folder)
+
+
+def check_tokenizer(corpora: list[tuple[Corpus, float]], wanted: dict, whose: object) -> None:
+    """A ValueError for a corpus that was packed with another tokenizer than the one described by ``wanted``."""
+    for corpus, _ in corpora:
+        if not same(found := corpus.manifest["tokenizer"], wanted):
+            raise ValueError(
+                f"{corpus.folder} was packed with the tokenizer {_named(found)} and {whose} with {_named(wanted)}: the same "
+                f"number is another text in each; pack it again with that of {whose}."
+            )
+
+
+def _named(description: dict) -> str:
+    parts = [f"vocabulary {description['vocab_size']}", f"end of text {description['end_of_text']}"]
+    if "sha256" in description:
+        parts.append(f"sha256 {description['sha256'][:12]}")
+    return f"{description['spec']} ({', '.join(parts)})"
 
 
 def open_corpus(where: str) -> Corpus:

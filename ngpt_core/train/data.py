@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..checks import within
-from .corpus import Corpus
+from .corpus import Corpus, check_tokenizer
 
 __all__ = ["IGNORE", "Batch", "Loader", "permute"]
 
@@ -90,8 +90,7 @@ class Loader:
             )
         if not all(within(weight, 0, open=True) for _, weight in corpora):
             raise ValueError(f"the weights of a blend must be positive numbers, got {[weight for _, weight in corpora]}.")
-        if len({corpus.manifest["tokenizer"]["spec"] for corpus, _ in corpora}) > 1:
-            raise ValueError("the corpora of a blend must be packed with one tokenizer; pack them again with the same one.")
+        check_tokenizer(corpora, corpora[0][0].manifest["tokenizer"], corpora[0][0].folder)
         total = sum(weight for _, weight in corpora)
         self.corpora, self.weights = [corpus for corpus, _ in corpora], [weight / total for _, weight in corpora]
         self.streams = [corpus.stream(split) for corpus in self.corpora]

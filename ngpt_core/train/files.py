@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["new_folder", "read_json", "sha256", "sync", "write_json"]
+__all__ = ["new_folder", "read_json", "sha256", "sync", "write_json", "write_text"]
 
 
 def sha256(path: Path) -> str:
@@ -26,20 +26,27 @@ def sha256(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """The file's contents; a ValueError that names the file where it is not JSON."""
+    """The file's names and values; a ValueError that names the file where it holds none."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("no names and values")
+        return value
+    except ValueError as error:  # not JSON, or not even text
         raise ValueError(f"{path} is not the JSON it should be ({error}): it was damaged or edited; restore it.") from None
 
 
 def write_json(path: Path, value: object) -> None:
     """Replace ``path`` by ``value`` as JSON, atomically."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text``, atomically."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp's own mode would hide a run from the rest of the group

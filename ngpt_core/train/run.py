@@ -8,6 +8,7 @@
 A folder is never overwritten: starting where a run already is is refused, and so is resuming it as another one.
 """
 
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from .. import __version__
 from ..config import ModelConfig
 from .checkpoint import newest
 from .config import TrainConfig, model_config, run_defaults, total_steps
-from .corpus import Corpus, open_corpus
+from .corpus import Corpus, check_tokenizer, open_corpus
 from .files import read_json, write_json
 from .tokenizer import Tokenizer, describe, from_description
 
@@ -40,6 +41,7 @@ class Run:
     steps: int
     checkpoint: Path | None = None  # to resume from
     finished: bool = False
+    packed_with: dict | None = None  # the tokenizer of a run that is there
 
     def record(self, corpora: list[tuple[Corpus, float]]) -> None:
         """Write config.json, and the tokenizer beside it."""
@@ -68,6 +70,8 @@ class Run:
         record = read_json(folder / "config.json")
         if record.get("format") != FORMAT:
             raise ValueError(f"{folder} has the run format {record.get('format')}; this version reads {FORMAT}.")
+        if missing := {"steps", "model", "train", "tokenizer"} - record.keys():
+            raise ValueError(f"{folder / 'config.json'} lacks {', '.join(sorted(missing))}: it was edited; restore it.")
         return record
 
     @staticmethod
@@ -84,7 +88,7 @@ def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object]
         if folder.is_dir() and any(folder.iterdir()):
             raise ValueError(f"{folder} holds other files and no run: choose an empty or a new folder for --out.")
         model = model_config(model_settings)
-        config = TrainConfig.from_dict({**run_defaults(model), **settings})
+        config = _rooted(TrainConfig.from_dict({**run_defaults(model), **settings}))
         return Run(folder, config, model, total_steps(config, model))
     if not resume:
         raise ValueError(f"{folder} holds a run already: continue it with --resume, or choose another --out.")
@@ -111,7 +115,7 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
     for name in _FIXED:
         if name in settings and settings[name] != getattr(was, name):
             raise ValueError(f"--{name.replace('_', '-')} was {getattr(was, name)} in {folder}: a resumed run keeps it.")
-    config = was.with_values({**settings, "re_anchor": settings.get("re_anchor", False)})
+    config = _rooted(was.with_values({**settings, "re_anchor": settings.get("re_anchor", False)}))
     steps = record["steps"] if "steps" not in settings and "tokens" not in model_settings else total_steps(config, model)
     checkpoint = newest(folder)
     if steps != record["steps"] and not config.re_anchor:
@@ -126,18 +130,36 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
     if exported and checkpoint is None and steps != record["steps"]:
         raise ValueError(f"{folder} is finished and has no checkpoint left to go on from: choose another --out.")
     finished = exported and steps == record["steps"] and (checkpoint is None or done == steps)
-    return Run(folder, config, model, steps, checkpoint, finished)
+    return Run(folder, config, model, steps, checkpoint, finished, record["tokenizer"])
 
 
 def _plain(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def open_blend(where: tuple[str, ...], vocab_size: int) -> list[tuple[Corpus, float]]:
-    """The corpora of ``--data``, with their weights, for a model of that vocabulary."""
+def _path_and_weight(item: str) -> tuple[str, str]:
+    """DIR or DIR=WEIGHT in two; a folder may have a = in its name."""
+    path, _, weight = item.rpartition("=")
+    return (path, weight) if path and "/" not in weight and not Path(item).exists() else (item, "1")
+
+
+def _rooted(config: TrainConfig) -> TrainConfig:
+    """The config with corpora by absolute paths: a run goes on, and is evaluated, from any working directory."""
+
+    def rooted(item: str) -> str:
+        path, _ = _path_and_weight(item)
+        return item if path == "stdlib" else os.path.abspath(path) + item.removeprefix(path)
+
+    return replace(config, data=tuple(map(rooted, config.data)), val_data=tuple(map(rooted, config.val_data)))
+
+
+def open_blend(
+    where: tuple[str, ...], vocab_size: int, packed_with: dict | None = None, whose: object = "the run"
+) -> list[tuple[Corpus, float]]:
+    """The corpora of ``--data``, with their weights, for a model of that vocabulary, and tokenizer where it is known."""
     corpora = []
     for item in where:
-        path, _, weight = item.rpartition("=") if "=" in item and not Path(item).exists() else (item, "", "1")
+        path, weight = _path_and_weight(item)
         try:
             corpora.append((open_corpus(path), float(weight)))
         except ValueError as error:
@@ -150,4 +172,6 @@ def open_blend(where: tuple[str, ...], vocab_size: int) -> list[tuple[Corpus, fl
                 f"{corpus.folder} has a vocabulary of {corpus.vocab_size} tokens, larger than the model's {vocab_size}: "
                 f"set --vocab-size {corpus.vocab_size}, or pack the text with a smaller tokenizer."
             )
+    if packed_with is not None:
+        check_tokenizer(corpora, packed_with, whose)
     return corpora

@@ -17,7 +17,9 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["ByteTokenizer", "Tokenizer", "describe", "from_description", "load_tokenizer", "stream_text"]
+from .files import write_text
+
+__all__ = ["ByteTokenizer", "Tokenizer", "describe", "from_description", "load_tokenizer", "same", "stream_text"]
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot|>", "[EOS]")  # looked for in this order
 
@@ -120,9 +122,18 @@ def describe(tokenizer: Tokenizer, folder: Path) -> dict:
     description = {"spec": tokenizer.spec, "vocab_size": tokenizer.vocab_size, "end_of_text": tokenizer.end_of_text}
     if isinstance(tokenizer, _HuggingFace):
         text = tokenizer.fast.to_str()
-        (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+        write_text(folder / "tokenizer.json", text)
         description["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     return description
+
+
+def same(a: dict, b: dict) -> bool:
+    """Whether two descriptions are of one tokenizer: by its content where that is known, for a name or a path says little."""
+
+    def content(x: dict) -> tuple:
+        return x.get("sha256", x["spec"]), x["vocab_size"], x["end_of_text"]
+
+    return content(a) == content(b)
 
 
 def from_description(description: dict, folder: Path) -> Tokenizer:

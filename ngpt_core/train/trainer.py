@@ -277,9 +277,9 @@ def train(run: Run) -> int:
     config, world = run.config, start(run.config)
     try:
         corpora = _corpora(run, world)
-        held_out = (
-            open_blend(config.val_data, run.model.vocab_size) if config.val_data else [c for c in corpora if c[0].has("val")]
-        )
+        held_out = [c for c in corpora if c[0].has("val")]
+        if config.val_data:
+            held_out = open_blend(config.val_data, run.model.vocab_size, corpora[0][0].manifest["tokenizer"], "--data")
         if config.val_data and not all(corpus.has("val") for corpus, _ in held_out):
             raise ValueError("--val-data needs corpora with a held-out split: pack them with --val-fraction above 0.")
         trainer = Trainer(run, world, corpora)
@@ -299,7 +299,7 @@ def _corpora(run: Run, world: World) -> list:
     """Open the data; the first rank first, for it may have to pack the embedded corpus. Then verify, all ranks together."""
     if not world.main:
         world.barrier()
-    corpora = open_blend(run.config.data, run.model.vocab_size)
+    corpora = open_blend(run.config.data, run.model.vocab_size, run.packed_with, run.folder)
     if world.main:
         world.barrier()
     if run.config.verify_data:

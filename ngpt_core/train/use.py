@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..config import ModelConfig
-from ..nn.io import load
+from ..nn.io import WEIGHTS, load
 from ..nn.model import LanguageModel
 from .checkpoint import load_model, newest
 from .config import TrainConfig
@@ -32,13 +32,22 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def _run_of(folder: str) -> Path | None:
+    """The run that a folder is or is the export of; None for another model: that has neither data nor a tokenizer."""
+    path = Path(folder)
+    if not (path / WEIGHTS).is_file():
+        return path
+    parent = path.resolve().parent
+    return parent if path.resolve().name == "export" and (parent / "metrics.jsonl").is_file() else None
+
+
 def open_model(folder: str, device: torch.device) -> tuple[LanguageModel, Tokenizer]:
     """The model in ``folder``, in eval() mode, and its tokenizer."""
-    path = Path(folder)
-    if (path / "model.safetensors").is_file():
-        return load(path, device), ByteTokenizer()
+    path = _run_of(folder)
+    if path is None:
+        return load(folder, device), ByteTokenizer()
     record, tokenizer = Run.read(path), Run.tokenizer(path)
-    if (path / "export" / "model.safetensors").is_file():
+    if (path / "export" / WEIGHTS).is_file():
         return load(path / "export", device), tokenizer
     checkpoint = newest(path)
     if checkpoint is None:
@@ -55,16 +64,18 @@ def evaluate_run(
     for name, value in (("windows", windows), ("batch-size", rows), ("seq-len", 1 if seq_len is None else seq_len)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1; got {value}.")
-    where = pick_device(device)
-    model, _ = open_model(folder, where)
-    is_run = (Path(folder) / "metrics.jsonl").exists()
-    config = TrainConfig.from_dict(Run.read(folder)["train"]) if is_run else TrainConfig()
-    corpora = open_blend(tuple(data or config.val_data or config.data), model.config.vocab_size)
+    there = pick_device(device)
+    model, _ = open_model(folder, there)
+    run = _run_of(folder)
+    record = {"train": {}, "tokenizer": None} if run is None else Run.read(run)
+    config = TrainConfig.from_dict(record["train"])
+    where = tuple(data or config.val_data or config.data)
+    corpora = open_blend(where, model.config.vocab_size, record["tokenizer"], folder)
     corpora = [(corpus, weight) for corpus, weight in corpora if corpus.has("val")]
     if not corpora:
         raise ValueError("there is no held-out split to evaluate on: pack the corpus with --val-fraction above 0.")
     seq_len = seq_len or config.seq_len
-    result = evaluate(model, corpora, windows, rows, seq_len, World(where))
+    result = evaluate(model, corpora, windows, rows, seq_len, World(there))
     if not result.tokens:
         raise ValueError("the held-out split has no token to predict: its documents are too short. Pack it from more text.")
     positions = evaluate_positions(model, corpora, windows, rows, seq_len)
