@@ -107,7 +107,7 @@ def _train(args: argparse.Namespace) -> int:
 
     settings, model_settings = given(args)
     if args.dry_run and not settings.get("out"):
-        settings["out"] = os.devnull  # nothing is written: any name does that is no folder
+        settings["out"] = os.path.join(os.devnull, "run")  # nothing is written: any name does that can be no folder
     run = prepare(settings, model_settings, args.resume)
     from .train.trainer import dry_run, train
 

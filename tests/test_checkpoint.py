@@ -1,8 +1,11 @@
 """Checkpoints: what is resumed is the same run to the bit, and nothing that can go wrong while saving loses it."""
 
+import contextlib
+import errno
 import json
 import multiprocessing
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -15,6 +18,7 @@ from test_trainer import SMALL, TINY, corpus, losses, new_run  # noqa: F401  (co
 import ngpt_core as ng
 from ngpt_core.cli import main
 from ngpt_core.train import checkpoint, trainer
+from ngpt_core.train.metrics import Metrics as trainer_metrics
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.run import prepare
 from ngpt_core.train.trainer import train
@@ -262,6 +266,170 @@ def test_a_full_disk_while_exporting_loses_nothing(corpus, tmp_path):  # noqa: F
     assert process.exitcode == 1 and last.startswith("ngpt: the model could not be written"), last
     assert resume(tmp_path / "run") == 0 and len(read_metrics(tmp_path / "run")) == 2
     ng.load(tmp_path / "run" / "export")
+
+
+def _little_memory(argv, log, after: int, room: int) -> None:
+    """From step ``after`` on the kernel gives no more than ``room`` bytes more, as on a machine whose memory is full."""
+    real = trainer.Trainer.step
+
+    def step(self, look=False):
+        if self.t == after:
+            pages = int(open("/proc/self/statm").read().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room,) * 2)
+        return real(self, look)
+
+    trainer.Trainer.step = step
+    os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
+    raise SystemExit(main(argv))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the limit is set as Linux counts")
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_memory_that_runs_out_is_one_sentence_and_loses_nothing(corpus, tmp_path, after):  # noqa: F811
+    out = tmp_path / "run"
+    settings = {k: v for k, v in SMALL.items() if k != "tensorboard"} | {"steps": 2, "batch_size": 8, "seq_len": 1024}
+    argv = ["train", "--preset=pico", f"--data={corpus}", "--no-tensorboard", *_flags(TINY), *_flags(settings), f"--out={out}"]
+    process = child(_little_memory, argv, str(tmp_path / "log"), after, 24 << 20)
+    process.join()
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert process.exitcode == 1 and last.startswith(f"ngpt: step {after + 1}: out of memory (can't allocate memory"), last
+    assert "Use --micro-batch 4, --activation-checkpointing full" in last
+    if after:  # the step before is saved: it goes on from there
+        assert last.endswith("step-00000001 with --resume.") and checkpoint.newest(out).name == "step-00000001"
+        assert resume(out, micro_batch=1) == 0 and [r["step"] for r in read_metrics(out)] == [1, 2]
+    else:  # there is nothing to go on from: another length, and the same command, as if it had not been
+        assert last.endswith("Then start again.")
+        assert main([*argv, "--seq-len=32"]) == 0 and len(read_metrics(out)) == 2
+
+
+def test_a_run_that_has_not_trained_a_step_may_start_anew_and_one_that_has_may_not(corpus, tmp_path):  # noqa: F811
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="no luck"):
+        patch.setattr(trainer, "_step", lambda *args: (_ for _ in ()).throw(ValueError("no luck")))
+        train(new_run(corpus, out))
+    assert (out / "config.json").is_file()
+    with pytest.raises(ValueError, match=r"--seq-len was 32 .*leave out --resume"):
+        prepare({"out": str(out), "seq_len": 16}, {}, resume=True)
+    assert resume(out) == 0  # as it was
+    with pytest.raises(ValueError, match="continue it with --resume"):
+        new_run(corpus, out)
+    (tmp_path / "model").mkdir()
+    ng.save(ng.LanguageModel(new_run(corpus, tmp_path / "x").model), tmp_path / "model")
+    with pytest.raises(ValueError, match="--resume"):  # a folder with a config.json is not always a run
+        new_run(corpus, tmp_path / "model")
+
+
+def test_metrics_that_cannot_be_written_do_not_lose_the_step(corpus, tmp_path):  # noqa: F811
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="metrics of step 1: No space left"):
+        patch.setattr(trainer, "Metrics", _metrics_on_a_full_disk)
+        train(new_run(corpus, tmp_path / "run"))
+    assert checkpoint.newest(tmp_path / "run").name == "step-00000001"
+    assert resume(tmp_path / "run") == 0
+
+
+def _metrics_on_a_full_disk(*args):
+    metrics = trainer_metrics(*args)
+    metrics.file = open("/dev/full", "a")
+    return metrics
+
+
+def test_a_run_goes_on_when_nobody_looks_on(corpus, tmp_path, monkeypatch):  # noqa: F811
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", pipe)
+        assert train(new_run(corpus, tmp_path / "run", steps=2)) == 0
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+
+
+# ---- two at once -----------------------------------------------------------------------------------------------------
+def test_a_second_process_is_refused_while_the_first_lives_and_not_when_it_was_killed(corpus, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "run"
+    process = child(_train, new_run(corpus, out, steps=2000))
+    while not (out / "metrics.jsonl").exists() or not read_metrics(out):
+        time.sleep(0.05)
+        assert process.is_alive()
+    capsys.readouterr()
+    assert main(["train", f"--out={out}", "--resume"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"ngpt: {out} is being trained by process {process.pid} on ") and error.count("\n") == 1
+    assert len(read_metrics(out)) > 0 and process.is_alive()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert (out / ".lock").exists()
+    assert resume(out, steps=2, re_anchor=True) == 0
+
+
+def test_without_locks_a_run_is_trained_with_a_word_of_warning(corpus, tmp_path, capsys, monkeypatch):  # noqa: F811
+    def no_locks(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", no_locks)
+    assert train(new_run(corpus, tmp_path / "run", steps=1)) == 0
+    assert "no locks on this file system" in capsys.readouterr().err
+
+
+def test_a_run_that_went_on_between_reading_and_locking_is_not_taken_back(straight):
+    shutil.rmtree(straight / "export")
+    shutil.move(straight / "checkpoints" / "step-00000006", straight / "later")
+    run = prepare({"out": str(straight)}, {}, resume=True)
+    shutil.move(straight / "later", straight / "checkpoints" / "step-00000006")
+    with pytest.raises(ValueError, match="a moment ago"):
+        train(run)
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+def _cut(path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGE = {
+    "metadata cut short": (".metadata", _cut),
+    "metadata empty": (".metadata", lambda path: path.write_bytes(b"")),
+    "metadata garbage": (".metadata", lambda path: path.write_bytes(bytes(range(256)) * 9)),
+    "metadata of something else": (".metadata", lambda path: path.write_bytes(pickle.dumps([1, 2]))),
+    "metadata gone": (".metadata", lambda path: path.unlink()),
+    "random state cut short": ("rng-00000.pt", _cut),
+    "random state garbage": ("rng-00000.pt", lambda path: path.write_bytes(b"\x80\x02garbage")),
+    "random state gone": ("rng-00000.pt", lambda path: path.unlink()),
+    "state cut short": ("state.json", _cut),
+    "state edited": ("state.json", lambda path: path.write_text('{"format": 1}')),
+    "state a list": ("state.json", lambda path: path.write_text("[]")),
+}
+
+
+def test_every_damaged_file_of_a_checkpoint_is_one_sentence_and_an_older_one_goes_on(straight, tmp_path, capsys):
+    shutil.rmtree(straight / "export")
+    path = straight / "checkpoints" / "step-00000006"
+    shutil.copytree(path, tmp_path / "whole")
+    for name, (file, damage) in DAMAGE.items():
+        shutil.rmtree(path)
+        shutil.copytree(tmp_path / "whole", path)
+        damage(path / file)
+        assert main(["train", f"--out={straight}", "--resume"]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"ngpt: the checkpoint {path} cannot be read: "), (name, error)
+        assert error.endswith(". Remove it to use an older one.\n") and error.count("\n") == 1, (name, error)
+        if not file.startswith("rng"):
+            assert main(["generate", str(straight)]) == 1
+            assert f"ngpt: the checkpoint {path} cannot be read: " in capsys.readouterr().err
+    shutil.rmtree(path)
+    assert resume(straight) == 0
+
+
+def test_a_config_that_was_edited_is_not_blamed_on_the_checkpoint(straight):
+    shutil.rmtree(straight / "export")
+    record = json.loads((straight / "config.json").read_text())
+    record["model"]["d_model"] = 64
+    (straight / "config.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"config.json is not that of .*step-00000006 \(other d_model\)"):
+        resume(straight)
+    for name in ("steps", "model", "train", "tokenizer"):
+        for change in ({name: None}, {name: "six"}):
+            (straight / "config.json").write_text(json.dumps(record | change))
+            with pytest.raises(ValueError, match=f"config.json lacks '{name}'"):
+                resume(straight)
 
 
 def test_a_damaged_checkpoint_and_an_unknown_format_say_so(straight, tmp_path):

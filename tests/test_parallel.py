@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 from test_trainer import TINY, corpus, losses, new_run  # noqa: F401  (corpus is a fixture)
 
 from ngpt_core.train.config import TrainConfig
+from ngpt_core.train.lock import take
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.parallel import parallelize
 from ngpt_core.train.plan import state_bytes
@@ -280,3 +281,18 @@ def test_float8_products_are_torchao_s_and_stay_close(corpus, tmp_path):  # noqa
     assert [32, 32] in products and [32, 4] not in products  # q_proj, and not the router
     with pytest.raises(ValueError, match="--precision bf16"):
         train(new_run(corpus, tmp_path / "other", float8=True))
+
+
+def _refused(settings, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        train(prepare(settings, {}, resume=True))
+
+
+def test_of_many_ranks_the_first_takes_the_lock_and_all_are_refused_while_another_has_it(corpus, alone, tmp_path):  # noqa: F811
+    shutil.copytree(alone, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "export")
+    settings = {"out": str(tmp_path / "run"), "eval_windows": 2}
+    with take(tmp_path / "run"):
+        on_ranks(2, _refused, settings, f"is being trained by process {os.getpid()} on")
+    on_ranks(2, _train_settings, settings)
+    assert (tmp_path / "run" / "export" / "config.json").is_file()

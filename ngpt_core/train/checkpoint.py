@@ -25,10 +25,13 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ..config import ModelConfig
+from ..nn.model import LanguageModel
 from .files import read_json, sync, write_json
+from .memory import ran_out
 from .world import World
 
-__all__ = ["FORMAT", "Checkpoints", "load_model", "newest"]
+__all__ = ["FORMAT", "Checkpoints", "load_model", "newest", "read_state"]
 
 FORMAT = 1
 STATE = "state.json"
@@ -47,11 +50,26 @@ def newest(run: Path | str) -> Path | None:
     return next(reversed(_steps(Path(run) / "checkpoints").values()), None)
 
 
-def _read_state(path: Path) -> dict:
-    state = read_json(path / STATE)
-    if state.get("format") != FORMAT:
-        raise ValueError(f"{path} has the checkpoint format {state.get('format')}; this version reads {FORMAT}.")
+def read_state(path: Path) -> dict:
+    """What a checkpoint holds beside its tensors."""
+    with _whole(path):
+        state = read_json(path / STATE)
+        if missing := {"format", "step", "ranks", "schedule", "data", "seconds", "model", "steps"} - state.keys():
+            raise ValueError(f"{STATE} lacks {', '.join(sorted(missing))}")
+    if state["format"] != FORMAT:
+        raise ValueError(f"{path} has the checkpoint format {state['format']}; this version reads {FORMAT}.")
     return state
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """What fails in the block is answered by a sentence on the checkpoint: damaged bytes raise errors of every kind."""
+    try:
+        yield
+    except (Exception, CheckpointException) as error:
+        if ran_out(error):
+            raise
+        raise ValueError(f"the checkpoint {path} cannot be read: {_why(error)}. Remove it to use an older one.") from None
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
@@ -161,7 +179,17 @@ class Checkpoints:
     # ---- loading -----------------------------------------------------------------------------------------------------
     def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
         """Fill model and optimizer, on any number of ranks, and return the rest of the state."""
-        state = _read_state(path)
+        state = read_state(path)
+        with _whole(path):
+            self._load(path, model, optimizer)
+            if state["ranks"] == self.world.size:
+                saved = torch.load(path / f"rng-{self.world.rank:05d}.pt", weights_only=True)
+                torch.set_rng_state(saved["cpu"])
+                if "cuda" in saved and self.world.device.type == "cuda":
+                    torch.cuda.set_rng_state(saved["cuda"], self.world.device)
+        return state
+
+    def _load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         tensors = _tensors(model)
         own = dict(model.named_parameters())
         for name, stored in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
@@ -174,33 +202,24 @@ class Checkpoints:
             dtype = stored.properties.dtype
             optimizer.state[p][key] = torch.zeros_like(p, dtype=dtype) if whole else torch.zeros(stored.size, dtype=dtype)
             tensors[name] = optimizer.state[p][key]
-        _load(path, tensors, self.no_dist)
-        random = path / f"rng-{self.world.rank:05d}.pt"
-        if random.exists() and state["ranks"] == self.world.size:
-            saved = torch.load(random, weights_only=True)
-            torch.set_rng_state(saved["cpu"])
-            if "cuda" in saved and self.world.device.type == "cuda":
-                torch.cuda.set_rng_state(saved["cuda"], self.world.device)
-        return state
-
-
-def _load(path: Path, tensors: dict[str, Tensor], no_dist: bool) -> None:
-    try:
         with _alone_is_fine():
-            dcp.load(tensors, checkpoint_id=path, no_dist=no_dist)
-    except (OSError, CheckpointException, RuntimeError, ValueError) as error:
-        raise ValueError(f"the checkpoint {path} cannot be read: {_why(error)}. Remove it to use an older one.") from None
+            dcp.load(tensors, checkpoint_id=path, no_dist=self.no_dist)
 
 
 def _why(error: BaseException) -> str:
     """What lies behind an error of Distributed Checkpoint, in a few words."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
+    if reason := getattr(error, "strerror", None):
+        return f"{reason}: {error.filename}" if error.filename else reason
     lines = str(error).splitlines()
-    return getattr(error, "strerror", None) or (lines[0] if lines else f"{type(error).__name__}, the file ends too early")
+    text = lines[0].rstrip(".") if lines else "the file ends too early"
+    return text if isinstance(error, (ValueError, RuntimeError)) else f"{type(error).__name__}, {text}"
 
 
-def load_model(path: Path, model: nn.Module) -> dict:
-    """The model alone, in one process, from a checkpoint that any number of ranks wrote. Returns the rest of the state."""
-    _load(path, _tensors(model), no_dist=True)
-    return _read_state(path)
+def load_model(path: Path) -> LanguageModel:
+    """The model alone, in one process, from a checkpoint that any number of ranks wrote."""
+    model = LanguageModel(ModelConfig.from_dict(read_state(path)["model"]))
+    with _whole(path), _alone_is_fine():
+        dcp.load(_tensors(model), checkpoint_id=path, no_dist=True)
+    return model

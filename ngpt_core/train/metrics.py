@@ -21,6 +21,8 @@ from typing import TextIO
 
 import torch
 
+from .files import write_text
+
 __all__ = ["Metrics", "check_wandb", "peak_flops", "read_metrics"]
 
 # Dense peak of a GPU by what its name contains, FLOP/s, from the vendors' data sheets; the first that matches. In bf16, but in
@@ -60,12 +62,17 @@ def read_metrics(run: Path | str) -> list[dict]:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The records of a .jsonl file, without lines that are not whole."""
+    """The records of a .jsonl file, each with its step; without lines that are not whole."""
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(json.JSONDecodeError):
             records.append(json.loads(line))
-    return [record for record in records if isinstance(record, dict)]
+    return [record for record in records if isinstance(record, dict) and isinstance(record.get("step"), int)]
+
+
+def _take_back(path: Path, after: int) -> None:
+    """Leave out the lines of steps beyond ``after``; all at once, for a full disk must not cost the others."""
+    write_text(path, "".join(json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= after))
 
 
 def check_wandb(project: str | None) -> None:
@@ -82,13 +89,11 @@ class Metrics:
         self.total, self.out = total, out or sys.stderr
         path = run / "metrics.jsonl"
         if path.exists():
-            kept = [line for line in read_metrics(run) if line["step"] <= after]
-            path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            _take_back(path, after)
         self.file = open(path, "a", encoding="utf-8")
         self.samples = run / "samples.jsonl"
         if self.samples.exists():
-            kept = [line for line in read_lines(self.samples) if line["step"] <= after]
-            self.samples.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            _take_back(self.samples, after)
         self.board = self._tensorboard(run) if tensorboard else None
         self.wandb = self._wandb(run, wandb) if wandb else None
         self.shown = 0.0
@@ -136,7 +141,10 @@ class Metrics:
         )
         if "val_loss" in record:
             line += f"  val {record['val_loss']:.4f}"
-        print(f"\r\x1b[2K{line}" if self.live else line, end="" if self.live and not last else "\n", file=self.out, flush=True)
+        if self.live:
+            line = f"\r\x1b[2K{line}"
+        with contextlib.suppress(OSError):  # who looked on may be gone, as with `2>&1 | head`: the training goes on
+            print(line, end="" if self.live and not last else "\n", file=self.out, flush=True)
 
     def close(self) -> None:
         self.file.close()

@@ -4,30 +4,36 @@
         metrics.jsonl, samples.jsonl, checkpoints/, tensorboard/
         export/          the finished model (safetensors): its presence is what "finished" means
         tokenizer.json   a copy, where the tokenizer is not bytes
+        .lock            says who trains here (lock.py)
 
-A folder is never overwritten: starting where a run already is is refused, and so is resuming it as another one.
+A folder is never overwritten: starting where a run already is is refused, and so is resuming it as another one. Only a run that
+has not trained a step, because memory ran out or it was killed before, may be started again as if it were not there.
 """
 
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
 from .. import __version__
 from ..config import ModelConfig
-from .checkpoint import newest
+from .checkpoint import newest, read_state
 from .config import TrainConfig, model_config, run_defaults, total_steps
 from .corpus import Corpus, check_tokenizer, open_corpus
 from .files import read_json, write_json
+from .lock import LOCK, take
+from .metrics import read_lines
 from .tokenizer import Tokenizer, describe, from_description
 
 __all__ = ["Run", "open_blend", "prepare"]
 
 FORMAT = 1
 _NUMBERS = ("C", "gpt_lr", "balance_loss", "router_bias_rate", "tokens")  # of the model's config, and not its architecture
+_BEFORE_A_STEP = {"config.json", "metrics.jsonl", "tokenizer.json", "tensorboard", "checkpoints", LOCK}  # all there is then
 _FIXED = ("batch_size", "seq_len", "seed")  # what a resumed run may not change; the data is compared by its checksum
 
 
@@ -42,6 +48,14 @@ class Run:
     checkpoint: Path | None = None  # to resume from
     finished: bool = False
     packed_with: dict | None = None  # the tokenizer of a run that is there
+
+    def claim(self) -> TextIO:
+        """Lock the folder, until the file that is returned is closed. What was read of it before must still be so."""
+        file = take(self.folder)
+        if newest(self.folder) != self.checkpoint:
+            file.close()
+            raise ValueError(f"{self.folder} was trained by another process a moment ago: start again.")
+        return file
 
     def record(self, corpora: list[tuple[Corpus, float]]) -> None:
         """Write config.json, and the tokenizer beside it."""
@@ -70,8 +84,9 @@ class Run:
         record = read_json(folder / "config.json")
         if record.get("format") != FORMAT:
             raise ValueError(f"{folder} has the run format {record.get('format')}; this version reads {FORMAT}.")
-        if missing := {"steps", "model", "train", "tokenizer"} - record.keys():
-            raise ValueError(f"{folder / 'config.json'} lacks {', '.join(sorted(missing))}: it was edited; restore it.")
+        for name, kind in {"steps": int, "model": dict, "train": dict, "tokenizer": dict}.items():
+            if not isinstance(record.get(name), kind):
+                raise ValueError(f"{folder / 'config.json'} lacks {name!r}, or it is of a wrong kind: restore the file.")
         return record
 
     @staticmethod
@@ -84,9 +99,12 @@ def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object]
     if not settings.get("out"):
         raise ValueError("say where the run goes: --out RUN.")
     folder = Path(str(settings["out"]))
-    if not (folder / "config.json").is_file():
-        if folder.is_dir() and any(folder.iterdir()):
-            raise ValueError(f"{folder} holds other files and no run: choose an empty or a new folder for --out.")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: choose an empty or a new folder for --out.")
+    there = (folder / "config.json").is_file()
+    if not there and folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
+        raise ValueError(f"{folder} holds other files and no run: choose an empty or a new folder for --out.")
+    if not there or not (resume or _begun(folder)):
         model = model_config(model_settings)
         config = _rooted(TrainConfig.from_dict({**run_defaults(model), **settings}))
         return Run(folder, config, model, total_steps(config, model))
@@ -95,12 +113,21 @@ def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object]
     return _resumed(folder, settings, model_settings)
 
 
+def _begun(folder: Path) -> bool:
+    """Whether the run in the folder has trained a step; or there is something that is no run's."""
+    metrics = folder / "metrics.jsonl"
+    if newest(folder) is not None or (metrics.is_file() and read_lines(metrics)):
+        return True
+    return not {path.name for path in folder.iterdir()} <= _BEFORE_A_STEP
+
+
 def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mapping[str, object]) -> Run:
     record = Run.read(folder)
     was = TrainConfig.from_dict(record["train"])
     model = ModelConfig.from_dict(record["model"])
     numbers = {k: _plain(v) for k, v in model_settings.items() if k in _NUMBERS}
     shape = {k: _plain(v) for k, v in model_settings.items() if k not in (*_NUMBERS, "preset", "normalized")}
+    anew = "" if _begun(folder) else " It has not trained a step yet: to start it anew, leave out --resume."
     changed = [k for k, v in shape.items() if getattr(model, k) != v]
     if "preset" in model_settings and model_settings["preset"] != model.name:
         changed.append("preset")
@@ -109,12 +136,12 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
     if changed:
         raise ValueError(
             f"{folder} is a run of another architecture ({', '.join(changed)} differ{'s' if len(changed) == 1 else ''}): "
-            f"a checkpoint continues only as the model that it is. Leave those flags out, or choose another --out."
+            f"a checkpoint continues only as the model that it is. Leave those flags out, or choose another --out.{anew}"
         )
     model = replace(model, **numbers)
     for name in _FIXED:
         if name in settings and settings[name] != getattr(was, name):
-            raise ValueError(f"--{name.replace('_', '-')} was {getattr(was, name)} in {folder}: a resumed run keeps it.")
+            raise ValueError(f"--{name.replace('_', '-')} was {getattr(was, name)} in {folder}: a resumed run keeps it.{anew}")
     config = _rooted(was.with_values({**settings, "re_anchor": settings.get("re_anchor", False)}))
     steps = record["steps"] if "steps" not in settings and "tokens" not in model_settings else total_steps(config, model)
     checkpoint = newest(folder)
@@ -130,6 +157,11 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
     if exported and checkpoint is None and steps != record["steps"]:
         raise ValueError(f"{folder} is finished and has no checkpoint left to go on from: choose another --out.")
     finished = exported and steps == record["steps"] and (checkpoint is None or done == steps)
+    if checkpoint is not None and not finished:
+        saved = ModelConfig.from_dict(read_state(checkpoint)["model"])
+        names = [f.name for f in fields(model) if f.name not in _NUMBERS and getattr(saved, f.name) != getattr(model, f.name)]
+        if names:
+            raise ValueError(f"{folder / 'config.json'} is not that of {checkpoint} (other {', '.join(names)}): restore it.")
     return Run(folder, config, model, steps, checkpoint, finished, record["tokenizer"])
 
 

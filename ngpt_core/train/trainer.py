@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from safetensors import SafetensorError
@@ -28,10 +29,11 @@ from ..nn.io import save as save_model
 from ..nn.model import LanguageModel
 from ..optim.diagnostics import Diagnostics
 from ..optim.gated_adamw import GatedAdamW
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, newest
 from .config import recipe_numbers
 from .data import Batch, Loader
 from .loss import evaluate
+from .memory import OutOfMemory, room_for
 from .metrics import Metrics, check_wandb, peak_flops
 from .parallel import initialize, parallelize
 from .plan import flops_per_token
@@ -71,7 +73,7 @@ class Trainer:
 
     def step(self, look: bool = False) -> dict[str, object]:
         """One optimizer step; ``look`` also collects the optimizer's diagnostics. Returns the step's numbers."""
-        begin, self.t = time.perf_counter(), self.t + 1
+        begin = time.perf_counter()
         batch = self.loader.next()
         denominator = max(1.0, float(self.world.sum(batch.counted.to(self.world.device))))  # targets in the global batch
         sums, load = torch.zeros(4, device=self.world.device, dtype=torch.float64), None
@@ -94,6 +96,7 @@ class Trainer:
         if self.clip_norm is not None and norm > self.clip_norm:
             self._scale_gradients(self.clip_norm / norm)
 
+        self.t += 1  # from here on the step is being made: what fails before it has changed nothing
         lr = float(self.rate["lr"])
         diagnostics = Diagnostics(d_model=self.run.model.d_model) if look and isinstance(self.optimizer, GatedAdamW) else None
         caps = [g.get("cap") for g in self.optimizer.param_groups]
@@ -159,14 +162,23 @@ class Trainer:
             if any(flags):
                 where = what + named[flags.index(1.0)][0]
         return (
-            f"step {self.t}: the loss is {loss} and {where} is not finite; training stops before the update and nothing was "
-            "changed. Resume from the last checkpoint with a lower learning rate (--C, --gpt-lr), or look at this batch."
+            f"step {self.t + 1}: the loss is {loss} and {where} is not finite; training stops before the update and nothing "
+            "was changed. Resume from the last checkpoint with a lower learning rate (--C, --gpt-lr), or look at this batch."
         )
 
     def _scale_gradients(self, factor: float) -> None:
         for p in self.model.parameters():
             if p.grad is not None:
                 p.grad.mul_(factor)
+
+    def lower(self) -> str:
+        """What helps when memory runs out, in words."""
+        less = [n for n in range(1, self.rows) if (self.loader.batch_size // self.world.size) % n == 0]
+        ways = [f"--micro-batch {less[-1]}"] if less else []
+        if self.run.config.activation_checkpointing != "full":
+            ways.append("--activation-checkpointing full")
+        ways += ["more ranks (torchrun)", "a smaller model"]
+        return f"Use {', '.join(ways[:-1])} or {ways[-1]}."
 
     # ---- around a step -----------------------------------------------------------------------------------------------
     def validate(self, corpora: list) -> float:
@@ -274,7 +286,7 @@ def train(run: Run) -> int:
         print(f"{run.folder} is finished: {run.steps} steps. Nothing to do.", file=sys.stderr)
         return 0
     check_wandb(run.config.wandb)
-    config, world = run.config, start(run.config)
+    config, world, lock = run.config, start(run.config), None
     try:
         corpora = _corpora(run, world)
         held_out = [c for c in corpora if c[0].has("val")]
@@ -282,30 +294,49 @@ def train(run: Run) -> int:
             held_out = open_blend(config.val_data, run.model.vocab_size, corpora[0][0].manifest["tokenizer"], "--data")
         if config.val_data and not all(corpus.has("val") for corpus, _ in held_out):
             raise ValueError("--val-data needs corpora with a held-out split: pack them with --val-fraction above 0.")
-        trainer = Trainer(run, world, corpora)
+        with room_for("making the model", "Choose a smaller one, or divide it among more ranks (torchrun)."):
+            trainer = Trainer(run, world, corpora)
         if config.sample_tokens:
             trainer.prompt()  # a slip is told before the first step, not after the last
+        lock = world.first(run.claim)
         if run.checkpoint is not None:
-            trainer.resume()
-        if world.main:
-            run.folder.mkdir(parents=True, exist_ok=True)
-            run.record(corpora)
+            with room_for(f"reading {run.checkpoint}", trainer.lower()):
+                trainer.resume()
+        world.first(lambda: run.record(corpora))
         return _loop(trainer, held_out)
     finally:
         world.close()
+        if lock is not None:
+            lock.close()
 
 
 def _corpora(run: Run, world: World) -> list:
     """Open the data; the first rank first, for it may have to pack the embedded corpus. Then verify, all ranks together."""
-    if not world.main:
-        world.barrier()
-    corpora = open_blend(run.config.data, run.model.vocab_size, run.packed_with, run.folder)
-    if world.main:
-        world.barrier()
+    open_data = partial(open_blend, run.config.data, run.model.vocab_size, run.packed_with, run.folder)
+    corpora = world.first(open_data) or open_data()
     if run.config.verify_data:
         for corpus, _ in corpora:
             corpus.verify(world.rank, world.size)
     return corpora
+
+
+def _step(trainer: Trainer, look: bool) -> dict[str, object]:
+    """A step. If memory runs out before the update begins, and in one process, what was trained so far is saved first."""
+    t, counts = trainer.t, list(trainer.loader.counts)
+    try:
+        with room_for(f"step {t + 1}", trainer.lower()):
+            return trainer.step(look)
+    except OutOfMemory as error:
+        trainer.optimizer.zero_grad(set_to_none=True)
+        trainer.loader.counts = counts
+        if trainer.world.size == 1:
+            trainer.checkpoints.finish()
+            last = newest(trainer.run.folder)
+            if trainer.t == t > 0 and (last is None or last.name != f"step-{t:08d}"):
+                trainer.save()
+                trainer.checkpoints.finish()
+        last = newest(trainer.run.folder)
+        raise OutOfMemory(f"{error} {f'Then continue from {last} with --resume.' if last else 'Then start again.'}") from None
 
 
 def _loop(trainer: Trainer, held_out: list) -> int:
@@ -320,26 +351,31 @@ def _loop(trainer: Trainer, held_out: list) -> int:
     with _signals(trainer):
         while trainer.t < total and not trainer.stop:
             look = config.diagnostics_every > 0 and (trainer.t + 1) % config.diagnostics_every == 0
-            record = trainer.step(look)
+            record, text, failed = _step(trainer, look), None, None
             record["mfu"] = record["tokens_per_s"] * flops / peak
             try:
-                if held_out and due(config.eval_every) and (loss := trainer.validate(held_out)) == loss:  # not nan
-                    record["val_loss"] = loss
-                text = trainer.sample() if config.sample_tokens and due(config.sample_every) else None
-            except ValueError:  # the step was made: looking at it must not lose it
-                if metrics is not None:
-                    metrics.write(record)
-                trainer.save()
-                trainer.checkpoints.finish()
-                raise
+                with room_for(f"looking at step {trainer.t}", trainer.lower()):
+                    if held_out and due(config.eval_every) and (loss := trainer.validate(held_out)) == loss:  # not nan
+                        record["val_loss"] = loss
+                    text = trainer.sample() if config.sample_tokens and due(config.sample_every) else None
+            except ValueError as error:
+                failed = error
             if metrics is not None:
-                metrics.write(record)
-                if text is not None:
-                    metrics.sample(trainer.t, text)
+                try:
+                    metrics.write(record)
+                    if text is not None:
+                        metrics.sample(trainer.t, text)
+                except OSError as error:
+                    failed = OSError(error.errno, f"metrics of step {trainer.t}: {error.strerror}", str(run.folder))
                 per_step = (time.perf_counter() - began) / (trainer.t - at_start)
                 metrics.progress(record, (total - trainer.t) * per_step)
-            if due(config.save_every) or trainer.stop:
+            if world.size > 1 and isinstance(failed, (OutOfMemory, OSError)):
+                raise failed  # on this rank alone: the others do not come to save
+            if due(config.save_every) or trainer.stop or failed:  # the step was made: what fails after it must not lose it
                 trainer.save()
+            if failed:
+                trainer.checkpoints.finish()
+                raise failed
         trainer.checkpoints.finish()
         if metrics is not None:
             metrics.close()

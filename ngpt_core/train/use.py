@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from ..config import ModelConfig
 from ..nn.io import WEIGHTS, load
 from ..nn.model import LanguageModel
 from .checkpoint import load_model, newest
 from .config import TrainConfig
 from .loss import bits_per_byte, evaluate, evaluate_positions
+from .memory import room_for
 from .run import Run, open_blend
 from .tokenizer import ByteTokenizer, Tokenizer, stream_text
 from .world import World
@@ -46,15 +46,13 @@ def open_model(folder: str, device: torch.device) -> tuple[LanguageModel, Tokeni
     path = _run_of(folder)
     if path is None:
         return load(folder, device), ByteTokenizer()
-    record, tokenizer = Run.read(path), Run.tokenizer(path)
+    tokenizer = Run.tokenizer(path)
     if (path / "export" / WEIGHTS).is_file():
         return load(path / "export", device), tokenizer
     checkpoint = newest(path)
     if checkpoint is None:
         raise ValueError(f"{path} has no model yet: it is neither finished nor has it saved a checkpoint.")
-    model = LanguageModel(ModelConfig.from_dict(record["model"]))
-    load_model(checkpoint, model)
-    return model.to(device).eval(), tokenizer
+    return load_model(checkpoint).to(device).eval(), tokenizer
 
 
 def evaluate_run(
@@ -64,8 +62,14 @@ def evaluate_run(
     for name, value in (("windows", windows), ("batch-size", rows), ("seq-len", 1 if seq_len is None else seq_len)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1; got {value}.")
-    there = pick_device(device)
-    model, _ = open_model(folder, there)
+    with room_for("evaluating", "Lower --batch-size or --seq-len, or use --device cpu."):
+        return _evaluate(folder, data, windows, seq_len, rows, pick_device(device))
+
+
+def _evaluate(
+    folder: str, data: list[str] | None, windows: int, seq_len: int | None, rows: int, device: torch.device
+) -> dict[str, object]:
+    model, _ = open_model(folder, device)
     run = _run_of(folder)
     record = {"train": {}, "tokenizer": None} if run is None else Run.read(run)
     config = TrainConfig.from_dict(record["train"])
@@ -75,7 +79,7 @@ def evaluate_run(
     if not corpora:
         raise ValueError("there is no held-out split to evaluate on: pack the corpus with --val-fraction above 0.")
     seq_len = seq_len or config.seq_len
-    result = evaluate(model, corpora, windows, rows, seq_len, World(there))
+    result = evaluate(model, corpora, windows, rows, seq_len, World(device))
     if not result.tokens:
         raise ValueError("the held-out split has no token to predict: its documents are too short. Pack it from more text.")
     positions = evaluate_positions(model, corpora, windows, rows, seq_len)
@@ -112,13 +116,19 @@ def evaluation_text(result: dict, as_json: bool) -> str:
 
 def generate(folder: str, prompt: str, max_new_tokens: int, seed: int, device: str, **sampling) -> Iterator[str]:
     """The prompt, then the text as it is written."""
-    where = pick_device(device)
-    model, tokenizer = open_model(folder, where)
+    with room_for("writing", "Lower --max-new-tokens, shorten the prompt, or use --device cpu."):
+        yield from _write(folder, prompt, max_new_tokens, seed, pick_device(device), sampling)
+
+
+def _write(
+    folder: str, prompt: str, max_new_tokens: int, seed: int, device: torch.device, sampling: dict[str, object]
+) -> Iterator[str]:
+    model, tokenizer = open_model(folder, device)
     if not prompt:
         raise ValueError("--prompt must hold at least one character: the model continues a text.")
-    tokens = torch.from_numpy(tokenizer.encode([prompt.encode()])[0].astype("int64"))[None].to(where)
+    tokens = torch.from_numpy(tokenizer.encode([prompt.encode()])[0].astype("int64"))[None].to(device)
     stop = [] if tokenizer.end_of_text is None else tokenizer.end_of_text
-    generator = torch.Generator(where).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     new = model.stream(tokens, max_new_tokens, stop=stop, generator=generator, **sampling)
     yield prompt
     yield from stream_text(tokenizer, (i for i in map(int, new) if i != tokenizer.end_of_text))

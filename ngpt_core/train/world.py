@@ -5,6 +5,7 @@ group is set up here, NCCL on GPUs and gloo on CPUs, and the few collectives tha
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,22 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+    def first(self, function: Callable[[], object]) -> object:
+        """What ``function`` returns on the first rank, None elsewhere. Its error is raised on every rank: none waits for it."""
+        result = error = None
+        if self.main:
+            try:
+                result = function()
+            except (ValueError, OSError) as failed:
+                error = failed
+        if self.size > 1:
+            box = [error]
+            dist.broadcast_object_list(box)
+            error = box[0]
+        if error is not None:
+            raise error
+        return result
 
     def close(self) -> None:
         if self.started_here:
