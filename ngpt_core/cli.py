@@ -4,13 +4,16 @@
 
 Each command is a function below that reads its flags and calls the package; what it needs is imported there, so that ``ngpt
 --help`` answers at once. A user's slip ends in one sentence on stderr and exit status 1, not in a traceback
-(``NGPT_TRACEBACK=1`` shows it); argparse's own complaints end with 2, a run that was told to stop with 143.
+(``NGPT_TRACEBACK=1`` shows it); argparse's own complaints end with 2, a command that was told to stop with 143.
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 __all__ = ["main"]
 
@@ -20,24 +23,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     args = _parser(argv[0] if argv else "").parse_args(argv)
     try:
-        return args.command(args)
+        with _ends_on_sigterm():
+            return args.command(args)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: `ngpt generate ... | head`
         return 0
     except KeyboardInterrupt:
         return 130
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         if os.environ.get("NGPT_TRACEBACK"):
             raise
         print(f"ngpt: {_sentence(error)}", file=sys.stderr)
         return 1
 
 
+@contextlib.contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds the command, so that it ends its children and removes what is half written; by itself it would not."""
+
+    def end(number, frame):
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # Python gives signals to the main thread alone
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _sentence(error: Exception) -> str:
     """What went wrong, in one line; an OSError says which file it was."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or "out of memory."  # MemoryError says nothing
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:

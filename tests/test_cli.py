@@ -1,7 +1,9 @@
 """The command line: every command does its work, and every slip is one sentence and an exit status that is not 0."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -245,6 +247,69 @@ def test_a_reader_that_leaves_early_is_no_error(run):
     command = f"{sys.executable} -m ngpt_core generate {run} --max-new-tokens 400 --temperature 2 | head -c 3"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+
+
+# A command that waits: two children of the demo that would never end, or a corpus whose last document never comes.
+DEMO = """
+import subprocess, sys, types
+from ngpt_core.cli import main
+from ngpt_core.train import demo
+demo.embedded = lambda: types.SimpleNamespace(manifest={"tokens": 0}, checksum="")
+def start(*args):
+    process = subprocess.Popen(["sleep", "1000"])
+    print(process.pid, flush=True)
+    return process
+demo._start = start
+sys.exit(main(["demo", "--out", sys.argv[1]]))
+"""
+PACK = """
+import sys, time
+from ngpt_core.cli import main
+from ngpt_core.train import pack
+pack.documents = lambda *args: (time.sleep(1000 * i) or print("waiting", flush=True) or b"text" for i in range(2))
+sys.exit(main(["data", "pack", sys.argv[1] + "/book.txt", "--out", sys.argv[1] + "/packed"]))
+"""
+
+
+def told_to_stop(code: str, folder, lines: int) -> list[str]:
+    """What a command had printed when it was told to stop, which it did."""
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    printed = [next(line for line in process.stdout if not line.startswith("corpus")).strip() for _ in range(lines)]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    process.stdout.close()
+    return printed
+
+
+def test_the_demo_does_not_leave_its_children_behind(tmp_path):
+    children = told_to_stop(DEMO, tmp_path / "demo", 2)
+    for pid in map(int, children):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_packing_that_is_told_to_stop_leaves_nothing_half_written(tmp_path):
+    (tmp_path / "book.txt").write_text("text")
+    told_to_stop(PACK, tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["book.txt"]
+
+
+def test_a_demo_whose_training_fails_ends_the_other_and_says_why(tmp_path, capsys, monkeypatch):
+    started = []
+
+    def start(folder, part, *args):
+        (folder.parent / f"{part.name}.log").write_text("ngpt: step 1: no luck.\n")
+        command = "exit 1" if part.name == "gpt" else "exec sleep 1000"
+        started.append(subprocess.Popen(["sh", "-c", command]))
+        return started[-1]
+
+    monkeypatch.setattr("ngpt_core.train.demo._start", start)
+    argv = ["demo", f"--out={tmp_path / 'demo'}"]
+    assert main(argv) == 1
+    assert capsys.readouterr().err == "ngpt: training gpt failed: step 1: no luck.\n"
+    assert [process.poll() for process in started] == [1, -signal.SIGTERM]
+    assert "no preset 'huge'" in sentence(capsys, ["demo", f"--out={tmp_path / 'other'}", "--preset=huge"])
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.slow

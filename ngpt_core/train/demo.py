@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,6 +24,7 @@ from typing import NamedTuple
 import torch
 
 from ..nn.io import load
+from ..presets import preset as named_preset
 from .corpus import embedded
 from .loss import evaluate_windows
 from .report import LoggedRun, read_run, write_report
@@ -60,25 +62,36 @@ def _start(folder: Path, part: Part, preset: str, steps: int, *flags: str) -> su
 
 def _train(out: Path, parts: tuple[Part, ...], preset: str, steps: int, *flags: str) -> list[LoggedRun]:
     """Train the parts, two at the same time, with a line now and then; an error of any ends the demo."""
-    waiting, running = list(parts), {}
+    waiting, running, failed = list(parts), {}, None
     try:
-        while waiting or any(process.poll() is None for process in running.values()):
+        while failed is None and (waiting or any(process.poll() is None for process in running.values())):
             while waiting and sum(process.poll() is None for process in running.values()) < 2:
                 part = waiting.pop(0)
                 running[part.name] = _start(out / part.name, part, preset, max(1, round(part.share * steps)), *flags)
             time.sleep(1.0)
             if not flags:
                 _show(out, running)
+            failed = next((name for name, process in running.items() if process.poll()), None)
         if sys.stderr.isatty() and not flags:
             print(file=sys.stderr)
     finally:
-        for process in running.values():
-            if process.poll() is None:
-                process.terminate()
-    for name, process in running.items():
-        if process.returncode:
-            raise ValueError(f"training {name} failed: {(Path(f'{out / name}.log').read_text().splitlines() or ['?'])[-1]}")
+        _end(running.values())
+    if failed is not None:
+        status, lines = running[failed].returncode, Path(f"{out / failed}.log").read_text(errors="replace").splitlines()
+        reason = f"it was killed by signal {-status}" if status < 0 else (lines or ["?"])[-1].removeprefix("ngpt: ")
+        raise ValueError(f"training {failed} failed: {reason}")
     return [read_run(str(out / part.name)) for part in parts]
+
+
+def _end(processes: Iterable[subprocess.Popen]) -> None:
+    """None of them outlives the demo: they are told to save and end, and killed if they do not."""
+    for process in processes:
+        process.terminate()  # nothing to one that has ended
+    for process in processes:
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _show(out: Path, running: dict[str, subprocess.Popen]) -> None:
@@ -141,10 +154,11 @@ def verdict(difference: float, half: float) -> str:
 def demo(out: str | None, minutes: float, preset: str) -> int:
     """Calibrate, train for about ``minutes``, compare, report."""
     folder = Path(out) if out else next(p for p in (Path(f"demo-{i}" if i > 1 else "demo") for i in count(1)) if not p.exists())
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty: choose another --out, or remove it first.")
-    if minutes <= 0:
+    if not 0 < minutes < math.inf:
         raise ValueError(f"--minutes must be above 0; got {minutes}.")
+    named_preset(preset)  # a slip is told before anything is written
     (folder / "calibration").mkdir(parents=True, exist_ok=True)
     corpus = embedded()
     tokens, checksum = corpus.manifest["tokens"], corpus.checksum[:12]
