@@ -425,11 +425,29 @@ def test_a_config_that_was_edited_is_not_blamed_on_the_checkpoint(straight):
     (straight / "config.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match=r"config.json is not that of .*step-00000006 \(other d_model\)"):
         resume(straight)
-    for name in ("steps", "model", "train", "tokenizer"):
-        for change in ({name: None}, {name: "six"}):
-            (straight / "config.json").write_text(json.dumps(record | change))
-            with pytest.raises(ValueError, match=f"config.json lacks '{name}'"):
-                resume(straight)
+    for change, words in (
+        ({"steps": "six"}, "lacks 'steps'"),
+        ({"model": None}, "lacks 'model'"),
+        ({"model": {}}, "config.json, model: "),
+        ({"train": []}, "lacks 'train'"),
+        ({"train": {"keep": "x"}}, "config.json, train: --keep"),
+        ({"tokenizer": {}}, "does not describe its tokenizer"),
+        ({"tokenizer": {"spec": 5, "vocab_size": 256, "end_of_text": 0}}, "does not describe its tokenizer"),
+    ):
+        (straight / "config.json").write_text(json.dumps(record | change))
+        with pytest.raises(ValueError, match=words):
+            resume(straight)
+
+
+def test_an_export_that_was_damaged_can_be_written_again(straight, capsys):
+    weights = straight / "export" / "model.safetensors"
+    whole = weights.read_bytes()
+    os.truncate(weights, 1000)
+    for command in ("eval", "generate"):
+        assert main([command, str(straight)]) == 1
+        assert f"Or remove {straight / 'export'}: ngpt train --out {straight} --resume" in capsys.readouterr().err
+    weights.unlink()
+    assert resume(straight) == 0 and weights.read_bytes() == whole
 
 
 def test_a_damaged_checkpoint_and_an_unknown_format_say_so(straight, tmp_path):

@@ -140,6 +140,8 @@ def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):  # noqa: F811
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bad.toml").write_text("seq_len = \n")
     (tmp_path / "typo.json").write_text('{"seq_lenn": 3}')
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "wandb.json").write_text('{"wandb": 5}')
     out = f"--out={tmp_path / 'new'}"
     for argv, word in (
         (["train", "--preset", "huge", out, "--steps=1"], "There is no preset 'huge'"),
@@ -150,19 +152,29 @@ def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):  # noqa: F811
         (["train", out, "--steps=1", f"--config={tmp_path / 'bad.toml'}"], "cannot be read as settings"),
         (["train", out, "--steps=1", f"--config={tmp_path / 'typo.json'}"], "no setting 'seq_lenn'"),
         (["train", out, "--steps=1", f"--config={tmp_path / 'none.toml'}"], "No such file"),
+        (["train", out, "--steps=1", f"--config={tmp_path / 'binary.toml'}"], "binary.toml cannot be read as settings"),
+        (["train", out, "--steps=1", f"--config={tmp_path / 'wandb.json'}"], "wandb must be the name"),
+        (["train", f"--out={tmp_path / 'empty.txt'}", "--steps=1"], "empty.txt is a file"),
         (["train", out, "--steps=1", "--data=/nowhere"], "not a packed corpus"),
         (["train", out, "--steps=1", "--vocab-size=64", f"--data={corpus}"], "larger than the model's 64"),
         (["train", out, "--steps=1", "--wandb=project", f"--data={corpus}"], "pip install wandb"),
         (["data", "pack", str(tmp_path / "empty.txt"), out], "corpus is empty"),
         (["data", "pack", str(tmp_path / "none.txt"), out], "no file"),
         (["data", "check", str(tmp_path)], "not a packed corpus"),
+        (["data", "pack", str(tmp_path / "empty.txt"), out, "--separator="], "--separator must not be empty"),
+        (["data", "pack", str(tmp_path / "empty.txt"), out, "--shard-tokens=0"], "at least 1"),
+        (["data", "pack", str(tmp_path / "empty.txt"), out, "--end-of-text=x"], "leave out --end-of-text"),
         (["eval", str(tmp_path)], "is not a run"),
         (["eval", str(run), "--windows=0"], "--windows"),
         (["generate", str(tmp_path)], "is not a run"),
         (["generate", str(run), "--prompt="], "--prompt"),
+        (["generate", str(run), "--prompt=\udcff"], "--prompt '\\udcff' is no text"),
+        (["generate", str(run), f"--seed={2**64}"], "--seed must be"),
         (["generate", str(run), "--temperature=-1"], "temperature"),
         (["generate", str(run), "--device=tpu"], "--device"),
         (["demo", f"--out={run}"], "not empty"),
+        (["demo", f"--out={tmp_path / 'empty.txt'}"], "not empty"),
+        (["demo", out, "--minutes=nan"], "--minutes"),
         (["demo", out, "--minutes=0"], "--minutes"),
     ):
         assert word in sentence(capsys, argv), argv

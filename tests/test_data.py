@@ -4,6 +4,7 @@ import gzip
 import http.server
 import json
 import os
+import resource
 import socket
 import struct
 import threading
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from ngpt_core.train.corpus import Corpus, embedded
 from ngpt_core.train.data import IGNORE, Loader, permute
+from ngpt_core.train.files import write_text
 from ngpt_core.train.pack import pack, pack_files, token_dtype
 from ngpt_core.train.sources import documents, download, expand, stdlib_files
 from ngpt_core.train.tokenizer import ByteTokenizer, from_description, load_tokenizer, stream_text
@@ -343,10 +345,43 @@ def test_an_empty_corpus_and_missing_sources_leave_nothing_behind(tmp_path):
     for source, word in (("none.txt", "no file"), ("*.zip", "no file matches"), ("", "is a folder")):
         with pytest.raises(ValueError, match=word):
             pack_files([str(tmp_path / source)], tmp_path / "c", ByteTokenizer())
-    (tmp_path / "bad.jsonl").write_text('{"text": "ok"}\n{"body": "no"}\n')
-    with pytest.raises(ValueError, match="line 2"):
-        pack_files([str(tmp_path / "bad.jsonl")], tmp_path / "c", ByteTokenizer())
+    for line in ('{"body": "no"}', "[" * 100_000, "null", '{"text": 5}'):
+        (tmp_path / "bad.jsonl").write_text('{"text": "ok"}\n' + line + "\n")
+        with pytest.raises(ValueError, match="line 2"):
+            pack_files([str(tmp_path / "bad.jsonl")], tmp_path / "c", ByteTokenizer())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.jsonl", "empty.txt"]
+
+
+def test_a_manifest_that_was_edited_is_found(corpus):
+    manifest = json.loads((corpus.folder / "manifest.json").read_text())
+    for key in ("tokenizer", "dtype", "held_out", "checksum", "splits"):
+        for value in (None, 5, "x", [], {}):
+            (corpus.folder / "manifest.json").write_text(json.dumps(manifest | {key: value}))
+            with pytest.raises(ValueError, match=r"manifest.json (disagrees with itself|does not describe its tokenizer)"):
+                Corpus(corpus.folder)
+    for change in ({"tokens": 5}, {"bytes": "x"}, {"shards": {}}):  # of a split, and with its checksum as it was
+        splits = manifest["splits"] | {"val": manifest["splits"]["val"] | change}
+        (corpus.folder / "manifest.json").write_text(json.dumps(manifest | {"splits": splits}))
+        with pytest.raises(ValueError, match="disagrees with itself"):
+            Corpus(corpus.folder)
+    (corpus.folder / "manifest.json").write_text(json.dumps(manifest | {"dtype": "|i1"}))  # as wide, and other numbers
+    with pytest.raises(ValueError, match="disagrees with itself"):
+        Corpus(corpus.folder)
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_is_left(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    (tmp_path / "page.html").write_text("old")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # the kernel refuses to go on, as it does on a full disk
+    try:
+        with pytest.raises(OSError) as packing:
+            pack([b"x" * 9000], tmp_path / "c", ByteTokenizer())
+        with pytest.raises(OSError) as writing:
+            write_text(tmp_path / "page.html", "x" * 9000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert packing.value.filename == str(tmp_path / "c") and writing.value.filename == str(tmp_path / "page.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"] and (tmp_path / "page.html").read_text() == "old"
 
 
 def test_nothing_is_overwritten(corpus):

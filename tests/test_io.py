@@ -124,8 +124,8 @@ def change_config(folder, **change):
         (dict(normalized=False), "another config"),
         (dict(routed_scaling=1.0), "saved with another config than config.json"),
         (dict(format=7), "format 1 .*7"),
-        (dict(width=3), "no field 'width'"),
-        (dict(top_k=99), r"ModelConfig\.top_k"),
+        (dict(width=3), r"config\.json: ModelConfig has no field 'width'"),
+        (dict(top_k=99), r"config\.json: ModelConfig\.top_k"),
     ],
 )
 def test_another_config_is_an_error_that_says_what_differs(model, tmp_path, change, words):

@@ -296,3 +296,30 @@ def test_of_many_ranks_the_first_takes_the_lock_and_all_are_refused_while_anothe
         on_ranks(2, _refused, settings, f"is being trained by process {os.getpid()} on")
     on_ranks(2, _train_settings, settings)
     assert (tmp_path / "run" / "export" / "config.json").is_file()
+
+
+def _left_alone(run) -> None:
+    real = Trainer.step
+
+    def step(self, look=False):
+        if self.t == 1 and self.world.main:
+            os._exit(0)  # without a word
+        return real(self, look)
+
+    Trainer.step = step
+    with pytest.raises(ValueError, match="rank 1 ends because another one has"):
+        train(run)
+    os._exit(0)
+
+
+def test_a_rank_whose_peer_died_says_so_in_a_sentence(corpus, tmp_path):  # noqa: F811
+    on_ranks(2, _left_alone, new_run(corpus, tmp_path / "run", steps=3))
+    assert len(read_metrics(tmp_path / "run")) == 1
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match="GPUs for 2 ranks, and none for number 2: lower --nproc-per-node"):
+        start(TrainConfig())

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def test_smoothing_is_a_mean_over_the_past():
 
 
 @pytest.fixture(scope="module")
-def page(corpus, tmp_path_factory):  # noqa: F811
+def runs(corpus, tmp_path_factory):  # noqa: F811
     folder = tmp_path_factory.mktemp("report")
     for name, normalized in (("gpt", False), ("ngpt", True)):
         train(
@@ -53,8 +54,13 @@ def page(corpus, tmp_path_factory):  # noqa: F811
                 corpus, folder / name, {"normalized": normalized}, steps=12, eval_every=4, diagnostics_every=4, sample_tokens=4
             )
         )
-    assert main(["report", str(folder / "gpt"), str(folder / "ngpt"), "--out", str(folder / "report.html")]) == 0
-    return (folder / "report.html").read_text(encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    assert main(["report", str(runs / "gpt"), str(runs / "ngpt"), "--out", str(runs / "report.html")]) == 0
+    return (runs / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_page_is_one_file_that_asks_no_other_host(page):
@@ -93,3 +99,27 @@ def test_the_angles_stay_under_the_cap(corpus, tmp_path):  # noqa: F811
 def test_what_is_no_run_is_named(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 1
     assert "is not a run" in capsys.readouterr().err and not (tmp_path / "r.html").exists()
+
+
+def test_lines_that_are_not_whole_are_left_out_and_edited_ones_are_told(runs, tmp_path, capsys):
+    shutil.copytree(runs / "ngpt", tmp_path / "run")
+    path, argv = tmp_path / "run" / "metrics.jsonl", ["report", str(tmp_path / "run"), "--out", str(tmp_path / "r.html")]
+    lines = path.read_text().splitlines()
+    last = json.loads(lines[-1])
+
+    def report(*more: str) -> str:
+        path.write_text("\n".join([*lines[:-1], *more]) + "\n")
+        status, error = main(argv), capsys.readouterr().err
+        assert (status, error) == (0, "") or (status == 1 and error.startswith("ngpt: ") and error.count("\n") == 1), error
+        return error
+
+    assert report("null", "5", "{}", '{"step": 1}', json.dumps(last | {"tokens": "x"}), json.dumps(last)[:50]) == ""
+    for change in ({"s_z": "x"}, {"val_loss": []}, {"grad_norm": {}}):
+        assert report(json.dumps(last | change)) == "", change
+    for change in ({"load_max": 5}, {"dead_experts": None}, {"diagnostics": [{}]}, {"alpha": 5}):
+        assert "was damaged or edited; restore or remove it" in report(json.dumps(last | change)), change
+    path.write_bytes(bytes(range(256)))
+    assert main(argv) == 1 and "metrics.jsonl holds no whole line" in capsys.readouterr().err
+    path.write_text("\n".join(lines))
+    (tmp_path / "run" / "samples.jsonl").write_text('{"step": 1}\n{"step": 2, "text": 5}\n')
+    assert main(argv) == 0

@@ -70,7 +70,10 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
         data = json.loads((folder / CONFIG).read_text())
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG} is not valid JSON ({error}).") from None
-    config = ModelConfig.from_dict(data)
+    try:
+        config = ModelConfig.from_dict(data)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG}: {error}") from None
     try:
         with safe_open(folder / WEIGHTS, "pt", device=str(device)) as file:
             metadata = file.metadata() or {}

@@ -12,6 +12,7 @@ crash in the middle leaves the last good one; the remains are removed by the nex
 """
 
 import contextlib
+import io
 import os
 import re
 import shutil
@@ -140,7 +141,9 @@ class Checkpoints:
         state = {"cpu": torch.get_rng_state()}
         if self.world.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.world.device)
-        torch.save(state, temporary / f"rng-{self.world.rank:05d}.pt")
+        buffer = io.BytesIO()  # for torch's own writer says "unexpected pos" when the disk is full
+        torch.save(state, buffer)
+        (temporary / f"rng-{self.world.rank:05d}.pt").write_bytes(buffer.getvalue())
 
     def _complete(self, step: int, state: dict) -> None:
         self.world.barrier()  # every rank has written its part
@@ -172,8 +175,8 @@ class Checkpoints:
             shutil.rmtree(self.folder / f".step-{step:08d}", ignore_errors=True)
             last = newest(self.folder.parent)
             raise ValueError(
-                f"the checkpoint of step {step} could not be written to {self.folder}: {_why(error)}. "
-                + (f"The last good one is {last}." if last else "There is no earlier one.")
+                f"the checkpoint of step {step} could not be written to {self.folder}: {_why(error)}. Mend that and continue "
+                f"with --resume; {f'the last good one is {last}' if last else 'there is no earlier one'}."
             ) from None
 
     # ---- loading -----------------------------------------------------------------------------------------------------

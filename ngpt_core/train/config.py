@@ -131,6 +131,8 @@ class TrainConfig:
             raise ValueError("--data needs at least one corpus; leave it out for the embedded one.")
         if self.seed >= 2**63 - 2**32:  # steps are added to it
             raise ValueError(f"--seed must be below 2^63 - 2^32; got {self.seed}.")
+        if not isinstance(self.wandb, str | None):
+            raise ValueError(f"wandb must be the name of a project; got {self.wandb!r}.")
         for f in fields(self):  # a file may hold anything, and "false" is true
             value, kind = getattr(self, f.name), type(f.default)
             if kind in (bool, str) and type(value) is not kind:
@@ -231,8 +233,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def read_file(path: str) -> dict[str, object]:
     """A flat TOML or JSON file of settings, named as the fields are."""
-    text = Path(path).read_text(encoding="utf-8")
     try:
+        text = Path(path).read_text(encoding="utf-8")
         if path.endswith(".json"):
             values = json.loads(text)
         else:

@@ -18,11 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from .files import read_json, sha256
-from .pack import FORMAT, checksum, pack
+from .pack import FORMAT, checksum, pack, token_dtype
 from .sources import cache_folder, stdlib_files
-from .tokenizer import ByteTokenizer, Tokenizer, from_description, same
+from .tokenizer import ByteTokenizer, Tokenizer, check_description, from_description, same
 
 __all__ = ["Corpus", "Stream", "check_tokenizer", "embedded", "open_corpus"]
+
+_SUMS = ("tokens", "documents", "bytes")  # of a split: those of its shards together
 
 
 class Stream:
@@ -67,6 +69,17 @@ class Stream:
         return self.read(i * length, i * length + length + 1)
 
 
+def _agrees(manifest: dict) -> bool:
+    """Whether what a manifest says fits together."""
+    try:
+        splits = {name: manifest["splits"][name] for name in ("train", "val")}
+        sums = (split[key] == sum(s[key] for s in split["shards"]) for split in splits.values() for key in _SUMS)
+        kind = manifest["dtype"] == token_dtype(manifest["tokenizer"]["vocab_size"]).str
+        return kind and all(sums) and manifest["checksum"] == checksum(splits) and isinstance(manifest["held_out"]["rule"], str)
+    except (LookupError, TypeError, AttributeError, StopIteration):  # something is missing, or of another kind
+        return False
+
+
 class Corpus:
     """A packed corpus, opened; ``corpus.stream("train")`` reads it."""
 
@@ -82,10 +95,11 @@ class Corpus:
             raise ValueError(
                 f"{self.folder} has the format {self.manifest.get('format')}, this version reads {FORMAT}: pack it again."
             )
+        check_description(self.manifest.get("tokenizer"), self.folder / "manifest.json")
         self.vocab_size = self.manifest["tokenizer"]["vocab_size"]
-        self.checksum = self.manifest["checksum"]
-        if checksum(self.manifest["splits"]) != self.checksum:
-            raise ValueError(f"{self.folder}/manifest.json disagrees with its own checksum: it was edited; pack again.")
+        self.checksum = self.manifest.get("checksum")
+        if not _agrees(self.manifest):
+            raise ValueError(f"{self.folder}/manifest.json disagrees with itself: it was damaged or edited; pack again.")
         for path, size, _ in self._files():
             found = path.stat().st_size if path.exists() else None
             if found != size:

@@ -99,7 +99,10 @@ def _show(out: Path, running: dict[str, subprocess.Popen]) -> None:
     for name in running:
         path = out / name / "metrics.jsonl"
         if path.exists() and path.stat().st_size:
-            run = read_run(str(out / name))
+            try:
+                run = read_run(str(out / name))
+            except ValueError:  # its first line is being written
+                continue
             parts.append(f"{name}: step {run.records[-1]['step']}/{run.config['steps']}, loss {run.records[-1]['loss']:.3f}")
     if parts and sys.stderr.isatty():
         print("\r\x1b[2K" + "   ".join(parts), end="", file=sys.stderr, flush=True)

@@ -43,16 +43,30 @@ def write_json(path: Path, value: object) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``, atomically."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    temporary = None
+    with _named(path):
+        try:
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)  # mkstemp's own mode would hide a run from the rest of the group
+            os.replace(temporary, path)
+        finally:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error in the block names ``path``: a full disk names no file, and the temporary one is nobody's business."""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's own mode would hide a run from the rest of the group
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.filename and not Path(error.filename).name.startswith(f".{path.name}-"):
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 def sync(folder: Path) -> None:
@@ -78,11 +92,12 @@ def new_folder(path: Path) -> Iterator[Path]:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} exists already: nothing is overwritten; choose another folder, or remove it first.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
-    try:
-        yield temporary
-        sync(temporary)
-        os.chmod(temporary, 0o755)
-        os.replace(temporary, path)  # onto nothing, or onto an empty folder
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _named(path):
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+        try:
+            yield temporary
+            sync(temporary)
+            os.chmod(temporary, 0o755)
+            os.replace(temporary, path)  # onto nothing, or onto an empty folder
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)

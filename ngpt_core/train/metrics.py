@@ -21,6 +21,7 @@ from typing import TextIO
 
 import torch
 
+from ..checks import number
 from .files import write_text
 
 __all__ = ["Metrics", "check_wandb", "peak_flops", "read_metrics"]
@@ -58,7 +59,7 @@ def read_metrics(run: Path | str) -> list[dict]:
     path = Path(run) / "metrics.jsonl"
     if not path.is_file():
         raise ValueError(f"{run} is not a run: it has no metrics.jsonl (ngpt train --out {run} makes one).")
-    return read_lines(path)
+    return [record for record in read_lines(path) if all(number(record.get(key)) for key in ("tokens", "loss", "time"))]
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -111,7 +112,10 @@ class Metrics:
     def _wandb(run: Path, project: str):
         import wandb
 
-        return wandb.init(project=project, dir=str(run), name=run.name, resume="allow")
+        try:
+            return wandb.init(project=project, dir=str(run), name=run.name, resume="allow")
+        except Exception as error:  # no network, no login: it has errors of its own
+            raise ValueError(f"--wandb {project} cannot be reached ({error}): log in to it, or leave it out.") from None
 
     def write(self, record: dict) -> None:
         """One line of metrics.jsonl, on the disk's side of Python's buffers when this returns."""

@@ -136,6 +136,8 @@ def pack(
         raise ValueError(
             f"val_fraction is the share of tokens held out, from 0 to 1 (a corpus for evaluation); got {val_fraction}."
         )
+    if shard_tokens < 1:
+        raise ValueError(f"shard_tokens is the size of a shard and must be at least 1; got {shard_tokens}.")
     dtype = token_dtype(tokenizer.vocab_size)
     with new_folder(Path(out)) as folder:
         rule, split = "documents", {name: _Split(folder, name, dtype, shard_tokens) for name in ("train", "val")}
@@ -192,6 +194,8 @@ def pack_files(
     shard_tokens: int = 1 << 28,
 ) -> dict:
     """``ngpt data pack``: the documents of files, globs, URLs and datasets (sources.py) into the folder ``out``."""
+    if separator == "":
+        raise ValueError("--separator must not be empty: leave it out where a file is a document.")
     paths = expand(sources)
     texts = chain.from_iterable(documents(path, field, separator) for path in paths)
     return pack(texts, out, tokenizer, val_fraction, shard_tokens, sources=paths)

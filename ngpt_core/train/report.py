@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..checks import number
 from ..config import ModelConfig
 from ..presets import count_parameters
+from .files import write_text
 from .metrics import read_lines, read_metrics
 from .run import Run
 
@@ -29,8 +31,8 @@ class LoggedRun:
     config: dict
 
     def series(self, y: str, x: str = "tokens") -> tuple[np.ndarray, np.ndarray]:
-        """(x, y) of the lines that have y."""
-        lines = [r for r in self.records if y in r]
+        """(x, y) of the lines that have both."""
+        lines = [r for r in self.records if number(r.get(x)) and number(r.get(y))]
         return np.array([r[x] for r in lines], float), np.array([r[y] for r in lines], float)
 
     @property
@@ -46,9 +48,11 @@ class LoggedRun:
 def read_run(folder: str) -> LoggedRun:
     """The run in that folder, finished or not."""
     records = read_metrics(folder)
+    if not records and (Path(folder) / "metrics.jsonl").stat().st_size:
+        raise ValueError(f"{Path(folder) / 'metrics.jsonl'} holds no whole line: it was damaged; restore it.")
     if not records:
         raise ValueError(f"{folder} has trained no step yet: there is nothing to report.")
-    return LoggedRun(Path(folder).resolve().name, records, Run.read(folder))
+    return LoggedRun(Path(folder).resolve().name, records, Run.read(folder) | {"model": Run.architecture(folder).to_dict()})
 
 
 def smooth(y: np.ndarray, window: int | None = None) -> np.ndarray:
@@ -152,7 +156,8 @@ def _samples(folders: list[str]) -> str:
     parts = []
     for folder in folders:
         path = Path(folder) / "samples.jsonl"
-        if path.exists() and (samples := read_lines(path)):
+        samples = [line for line in read_lines(path) if isinstance(line.get("text"), str)] if path.is_file() else []
+        if samples:
             last = samples[-1]
             title = f"{Path(folder).resolve().name}, step {last['step']}"
             parts.append(f"<h3>{html.escape(title)}</h3><pre>{html.escape(last['text'])}</pre>")
@@ -177,7 +182,13 @@ def write_report(folders: list[str], out: str) -> str:
         parts.append("<ul>" + "".join(f"<li>{html.escape(sentence(row))}</li>" for row in pairs) + "</ul>")
         parts.append("<p>Read off in the middle of a schedule: a run planned to end there would have a lower loss.</p>")
     for title, draw, text in SECTIONS:
-        figure = draw(runs)
+        try:
+            figure = draw(runs)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{title!r} cannot be drawn ({type(error).__name__}: {error}): a line of metrics.jsonl in "
+                f"{' or '.join(folders)} was damaged or edited; restore or remove it."
+            ) from error
         if figure.data and any(len(trace.x) for trace in figure.data if trace.x is not None):
             body = plotly.io.to_html(
                 figure, include_plotlyjs=False, full_html=False, config={"responsive": True, "displaylogo": False}
@@ -190,5 +201,5 @@ def write_report(folders: list[str], out: str) -> str:
     )
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    write_text(path, page)
     return f"report: {path.resolve()}"

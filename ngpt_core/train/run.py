@@ -21,13 +21,14 @@ import torch
 
 from .. import __version__
 from ..config import ModelConfig
+from ..nn.io import CONFIG, WEIGHTS
 from .checkpoint import newest, read_state
 from .config import TrainConfig, model_config, run_defaults, total_steps
 from .corpus import Corpus, check_tokenizer, open_corpus
 from .files import read_json, write_json
 from .lock import LOCK, take
 from .metrics import read_lines
-from .tokenizer import Tokenizer, describe, from_description
+from .tokenizer import Tokenizer, check_description, describe, from_description
 
 __all__ = ["Run", "open_blend", "prepare"]
 
@@ -68,7 +69,7 @@ class Run:
                 "model": self.model.to_dict(),
                 "train": self.config.to_dict(),
                 "corpora": [
-                    {"folder": str(c.folder), "weight": weight, "checksum": c.checksum, "sources": c.manifest["sources"]}
+                    {"folder": str(c.folder), "weight": weight, "checksum": c.checksum, "sources": c.manifest.get("sources")}
                     for c, weight in corpora
                 ],
                 "tokenizer": describe(tokenizer, self.folder),
@@ -84,14 +85,33 @@ class Run:
         record = read_json(folder / "config.json")
         if record.get("format") != FORMAT:
             raise ValueError(f"{folder} has the run format {record.get('format')}; this version reads {FORMAT}.")
-        for name, kind in {"steps": int, "model": dict, "train": dict, "tokenizer": dict}.items():
+        for name, kind in {"steps": int, "model": dict, "train": dict}.items():
             if not isinstance(record.get(name), kind):
                 raise ValueError(f"{folder / 'config.json'} lacks {name!r}, or it is of a wrong kind: restore the file.")
+        check_description(record.get("tokenizer"), folder / "config.json")
         return record
+
+    @staticmethod
+    def settings(folder: Path | str) -> TrainConfig:
+        """What the run was asked to be."""
+        return _recorded(folder, TrainConfig, "train")
+
+    @staticmethod
+    def architecture(folder: Path | str) -> ModelConfig:
+        """Its model."""
+        return _recorded(folder, ModelConfig, "model")
 
     @staticmethod
     def tokenizer(folder: Path | str) -> Tokenizer:
         return from_description(Run.read(folder)["tokenizer"], Path(folder))
+
+
+def _recorded(folder: Path | str, kind: type, name: str):
+    values = Run.read(folder)[name]
+    try:
+        return kind.from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"{Path(folder) / 'config.json'}, {name}: {error}") from None
 
 
 def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object], resume: bool) -> Run:
@@ -122,9 +142,7 @@ def _begun(folder: Path) -> bool:
 
 
 def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mapping[str, object]) -> Run:
-    record = Run.read(folder)
-    was = TrainConfig.from_dict(record["train"])
-    model = ModelConfig.from_dict(record["model"])
+    record, was, model = Run.read(folder), Run.settings(folder), Run.architecture(folder)
     numbers = {k: _plain(v) for k, v in model_settings.items() if k in _NUMBERS}
     shape = {k: _plain(v) for k, v in model_settings.items() if k not in (*_NUMBERS, "preset", "normalized")}
     anew = "" if _begun(folder) else " It has not trained a step yet: to start it anew, leave out --resume."
@@ -153,7 +171,7 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
     done = 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-"))
     if done > steps:
         raise ValueError(f"{folder} has already trained {done} steps, more than --steps {steps}.")
-    exported = (folder / "export" / "config.json").is_file()
+    exported = all((folder / "export" / name).is_file() for name in (CONFIG, WEIGHTS))
     if exported and checkpoint is None and steps != record["steps"]:
         raise ValueError(f"{folder} is finished and has no checkpoint left to go on from: choose another --out.")
     finished = exported and steps == record["steps"] and (checkpoint is None or done == steps)

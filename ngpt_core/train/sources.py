@@ -142,7 +142,7 @@ def _json_lines(path: Path, field: str) -> Iterator[bytes]:
                 continue
             try:
                 text = json.loads(line)[field]
-            except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+            except (ValueError, LookupError, TypeError, RecursionError):
                 text = None
             if not isinstance(text, str):
                 raise ValueError(f"{path}, line {number}: want a JSON object with text in the field {field!r} (--field NAME).")

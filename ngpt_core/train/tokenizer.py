@@ -19,7 +19,16 @@ import numpy as np
 
 from .files import write_text
 
-__all__ = ["ByteTokenizer", "Tokenizer", "describe", "from_description", "load_tokenizer", "same", "stream_text"]
+__all__ = [
+    "ByteTokenizer",
+    "Tokenizer",
+    "check_description",
+    "describe",
+    "from_description",
+    "load_tokenizer",
+    "same",
+    "stream_text",
+]
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot|>", "[EOS]")  # looked for in this order
 
@@ -112,6 +121,8 @@ class _Tiktoken:
 
 def load_tokenizer(spec: str, end_of_text: str | None = None) -> Tokenizer:
     """``bytes``, ``tiktoken:NAME``, or a Hugging Face tokenizer by file, folder or name."""
+    if end_of_text is not None and (spec == "bytes" or spec.startswith("tiktoken:")):
+        raise ValueError(f"the tokenizer {spec!r} ends documents with a token of its own: leave out --end-of-text.")
     if spec == "bytes":
         return ByteTokenizer()
     return _Tiktoken(spec) if spec.startswith("tiktoken:") else _HuggingFace(spec, end_of_text)
@@ -125,6 +136,13 @@ def describe(tokenizer: Tokenizer, folder: Path) -> dict:
         write_text(folder / "tokenizer.json", text)
         description["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     return description
+
+
+def check_description(description: object, where: Path) -> None:
+    """A ValueError that names the file if this is nothing that ``describe`` gives."""
+    kinds = {"spec": str, "vocab_size": int, "end_of_text": int | None, "sha256": str | None}
+    if not isinstance(description, dict) or not all(isinstance(description.get(k), kind) for k, kind in kinds.items()):
+        raise ValueError(f"{where} does not describe its tokenizer ({description}): it was damaged or edited; restore it.")
 
 
 def same(a: dict, b: dict) -> bool:

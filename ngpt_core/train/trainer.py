@@ -39,7 +39,7 @@ from .parallel import initialize, parallelize
 from .plan import flops_per_token
 from .run import Run, open_blend
 from .tokenizer import stream_text
-from .world import World, start
+from .world import World, lost_a_peer, start
 
 __all__ = ["Trainer", "train"]
 
@@ -304,6 +304,10 @@ def train(run: Run) -> int:
                 trainer.resume()
         world.first(lambda: run.record(corpora))
         return _loop(trainer, held_out)
+    except RuntimeError as error:
+        if world.size > 1 and lost_a_peer(error):
+            raise ValueError(f"rank {world.rank} ends because another one has: that one says why.") from None
+        raise
     finally:
         world.close()
         if lock is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..nn.io import WEIGHTS, load
+from ..nn.io import CONFIG, WEIGHTS, load
 from ..nn.model import LanguageModel
 from .checkpoint import load_model, newest
 from .config import TrainConfig
@@ -35,10 +35,9 @@ def pick_device(name: str) -> torch.device:
 def _run_of(folder: str) -> Path | None:
     """The run that a folder is or is the export of; None for another model: that has neither data nor a tokenizer."""
     path = Path(folder)
-    if not (path / WEIGHTS).is_file():
-        return path
-    parent = path.resolve().parent
-    return parent if path.resolve().name == "export" and (parent / "metrics.jsonl").is_file() else None
+    if path.resolve().name == "export" and (path.resolve().parent / "metrics.jsonl").is_file():
+        return path.resolve().parent
+    return None if (path / WEIGHTS).is_file() else path
 
 
 def open_model(folder: str, device: torch.device) -> tuple[LanguageModel, Tokenizer]:
@@ -46,10 +45,13 @@ def open_model(folder: str, device: torch.device) -> tuple[LanguageModel, Tokeni
     path = _run_of(folder)
     if path is None:
         return load(folder, device), ByteTokenizer()
-    tokenizer = Run.tokenizer(path)
-    if (path / "export" / WEIGHTS).is_file():
-        return load(path / "export", device), tokenizer
-    checkpoint = newest(path)
+    tokenizer, checkpoint = Run.tokenizer(path), newest(path)
+    if all((path / "export" / name).is_file() for name in (CONFIG, WEIGHTS)):
+        try:
+            return load(path / "export", device), tokenizer
+        except ValueError as error:
+            again = f" Or remove {path / 'export'}: ngpt train --out {path} --resume writes it again."
+            raise ValueError(f"{error}{again if checkpoint else ''}") from None
     if checkpoint is None:
         raise ValueError(f"{path} has no model yet: it is neither finished nor has it saved a checkpoint.")
     return load_model(checkpoint).to(device).eval(), tokenizer
@@ -71,10 +73,8 @@ def _evaluate(
 ) -> dict[str, object]:
     model, _ = open_model(folder, device)
     run = _run_of(folder)
-    record = {"train": {}, "tokenizer": None} if run is None else Run.read(run)
-    config = TrainConfig.from_dict(record["train"])
-    where = tuple(data or config.val_data or config.data)
-    corpora = open_blend(where, model.config.vocab_size, record["tokenizer"], folder)
+    config, packed_with = (TrainConfig(), None) if run is None else (Run.settings(run), Run.read(run)["tokenizer"])
+    corpora = open_blend(tuple(data or config.val_data or config.data), model.config.vocab_size, packed_with, folder)
     corpora = [(corpus, weight) for corpus, weight in corpora if corpus.has("val")]
     if not corpora:
         raise ValueError("there is no held-out split to evaluate on: pack the corpus with --val-fraction above 0.")
@@ -126,7 +126,12 @@ def _write(
     model, tokenizer = open_model(folder, device)
     if not prompt:
         raise ValueError("--prompt must hold at least one character: the model continues a text.")
-    tokens = torch.from_numpy(tokenizer.encode([prompt.encode()])[0].astype("int64"))[None].to(device)
+    try:
+        tokens = torch.from_numpy(tokenizer.encode([prompt.encode()])[0].astype("int64"))[None].to(device)
+    except UnicodeError:
+        raise ValueError(f"--prompt {prompt!r} is no text: some of its bytes are not UTF-8.") from None
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"--seed must be an integer of at most 63 bits; got {seed}.")
     stop = [] if tokenizer.end_of_text is None else tokenizer.end_of_text
     generator = torch.Generator(device).manual_seed(seed)
     new = model.stream(tokens, max_new_tokens, stop=stop, generator=generator, **sampling)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .config import TrainConfig
 
-__all__ = ["World", "start", "uses_bf16"]
+__all__ = ["World", "lost_a_peer", "start", "uses_bf16"]
 
 
 @dataclass
@@ -73,7 +73,10 @@ def start(config: TrainConfig) -> World:
         raise ValueError("--device cuda: torch sees no GPU here; leave it out, or use --device cpu.")
     on_cuda = has_cuda and config.device != "cpu"
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if on_cuda else torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local) if on_cuda else torch.device("cpu")
+    if on_cuda and local >= (found := torch.cuda.device_count()):
+        raise ValueError(f"this machine has GPUs for {found} ranks, and none for number {local}: lower --nproc-per-node.")
     if on_cuda:
         torch.cuda.set_device(device)
     world = World(device, rank, size)
@@ -83,6 +86,11 @@ def start(config: TrainConfig) -> World:
         dist.init_process_group(backend, **alone)
         world.started_here = True
     return world
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether this is what a rank meets when another has ended: it is no fault of its own."""
+    return any(words in str(error) for words in ("closed by peer", "reset by peer", "remote process exited", "Broken pipe"))
 
 
 def uses_bf16(config: TrainConfig, device: torch.device) -> bool:
