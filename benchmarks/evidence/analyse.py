@@ -153,12 +153,15 @@ def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
         tokens = gpt[SEEDS[0]]["tokens"]
         fields = dict(MODELS[model][0])
         active = ng.presets.count_parameters(ng.preset(fields.pop("preset"), **fields)).active
+        tuned = {"model": model, "batch": batch, "steps": steps, "seed": 0, "fields": {}}
+        chosen = {r["side"]: r["val_loss"] for r in rows if tuned.items() <= r.items() and r["recipe"] == recipes[r["side"]]}
         shared = sorted(set.intersection(*(set(x) for x in by_seed.values())))
         found.append({
             "model": model, "round": number, "active": active, "steps": steps, "tokens": tokens,
             "sequences": Job(model, "gpt", steps, batch=batch).sequences, "tokens_per_parameter": tokens / active,
             "recipes": recipes,
             "gpt": [gpt[s]["val_loss"] for s in SEEDS], "ngpt": [full[s]["val_loss"] for s in SEEDS] if full else None,
+            "tuning_seed": [chosen["gpt"], chosen["ngpt"]] if len(chosen) == 2 else None,
             "shorter": {str(round(t / tokens, 3)): [by_seed[s][t] for s in SEEDS] for t in shared},
             **token_ratio({s: gpt[s]["val_loss"] for s in SEEDS}, tokens, by_seed),
             "cpu_ratio": _cpu(full.values()) / _cpu(gpt.values()) if full and _cpu(gpt.values()) else None,
@@ -195,7 +198,8 @@ def ablations(rows: list[dict], jobs: dict[str, list[Job]]) -> list[dict]:
             found.append({"name": name, "diverged": sum(r["val_loss"] is None for r in changed)})
             continue
         middle, low, high = interval([r["val_loss"] - b["val_loss"] for r, b in zip(changed, base)])
-        found.append({"name": name, "difference": middle, "low": low, "high": high})
+        losses = [r["val_loss"] for r in changed]
+        found.append({"name": name, "difference": middle, "low": low, "high": high, "losses": losses})
     return found
 
 

@@ -69,7 +69,7 @@ def ratio_figure(v: dict) -> go.Figure:
     figure.add_scatter(
         x=v["gpt_x"], y=v["gpt_y"], mode="markers", name="GPT", marker={"size": 11, "color": GPT, "symbol": "square"}
     )
-    ticks = "0.1 0.2 0.25 0.3 0.4 0.5 0.6 0.8 1 1.2 1.4 1.7 2 2.5 3 3.5 4 5".split()
+    ticks = "0.1 0.2 0.25 0.3 0.4 0.5 0.6 0.8 1 1.2 1.4 1.7 2 2.5 3 3.5 4 5 7 10".split()
     figure.update_xaxes(title="tokens of the schedule, millions", type="log", tickvals=[*map(float, ticks)], ticktext=ticks)
     figure.update_yaxes(title="final held-out loss, nats per byte")
     return figure
@@ -145,7 +145,7 @@ def sizes_figure() -> go.Figure:
 
 def budgets_figure() -> go.Figure:
     """The token ratio over the tokens for each active parameter: the hybrids, with numbers of their own, by their size."""
-    sizes = {"0.2M": (COLORS["teal"], 0.97), "0.5M": (COLORS["gold"], 1.0), "1M": (NGPT, 1.03)}
+    sizes = {"0.2M": (COLORS["teal"], 0.93), "0.5M": (COLORS["gold"], 1.0), "1M": (NGPT, 1.05)}  # side by side
     figure = _ratios_over("tokens_per_parameter", {
         f"hybrid {size}": ([f for f in FIGHTS.values() if f["model"] == f"hybrid-{size}" and f["round"]], color, aside)
         for size, (color, aside) in sizes.items()
