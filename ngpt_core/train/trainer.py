@@ -340,7 +340,8 @@ def _step(trainer: Trainer, look: bool) -> dict[str, object]:
                 trainer.save()
                 trainer.checkpoints.finish()
         last = newest(trainer.run.folder)
-        raise OutOfMemory(f"{error} {f'Then continue from {last} with --resume.' if last else 'Then start again.'}") from None
+        again = f"continue{f' from {last}' if last else ''} with --resume" if t else "start again"
+        raise OutOfMemory(f"{error} Then {again}.") from None
 
 
 def _loop(trainer: Trainer, held_out: list) -> int:
