@@ -18,6 +18,7 @@ from test_trainer import SMALL, TINY, corpus, losses, new_run  # noqa: F401  (co
 import ngpt_core as ng
 from ngpt_core.cli import main
 from ngpt_core.train import checkpoint, trainer
+from ngpt_core.train.lock import take
 from ngpt_core.train.metrics import Metrics as trainer_metrics
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.run import prepare
@@ -358,7 +359,29 @@ def test_a_second_process_is_refused_while_the_first_lives_and_not_when_it_was_k
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert (out / ".lock").exists()
-    assert resume(out, steps=2, re_anchor=True) == 0
+    assert resume(out, steps=2, re_anchor=True) == 0 and not (out / ".lock").exists()
+
+
+def _take_turns(folder, turns) -> None:
+    for _ in range(turns):
+        while True:
+            try:
+                lock = take(folder)
+                break
+            except ValueError as error:
+                assert "is being trained by" in str(error)
+        number = int((folder / "number").read_text())
+        time.sleep(0.001)
+        (folder / "number").write_text(str(number + 1))
+        lock.close()
+
+
+def test_the_lock_holds_while_its_file_comes_and_goes(tmp_path):
+    (tmp_path / "number").write_text("0")
+    processes = [child(_take_turns, tmp_path, 50) for _ in range(3)]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0] and (tmp_path / "number").read_text() == "150"
 
 
 def test_without_locks_a_run_is_trained_with_a_word_of_warning(corpus, tmp_path, capsys, monkeypatch):  # noqa: F811

@@ -42,7 +42,7 @@ def test_pack_train_eval_generate_report(tmp_path, capsys, monkeypatch):
     assert main(["data", "check", "packed"]) == 0
     assert main(["train", *MODEL, *SIZES, "--steps", "12", "--data", "packed", "--out", "run", "--eval-every", "4"]) == 0
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        ".lock", "checkpoints", "config.json", "export", "metrics.jsonl", "samples.jsonl",
+        "checkpoints", "config.json", "export", "metrics.jsonl", "samples.jsonl",
     ]  # fmt: skip
     records = read_metrics("run")
     assert records[-1]["loss"] < records[0]["loss"] - 0.5

@@ -1,5 +1,6 @@
 """Many ranks: the same losses on one process and on real gloo ranks, however the model is cut, saved and resumed."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -292,7 +293,7 @@ def test_of_many_ranks_the_first_takes_the_lock_and_all_are_refused_while_anothe
     shutil.copytree(alone, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "export")
     settings = {"out": str(tmp_path / "run"), "eval_windows": 2}
-    with take(tmp_path / "run"):
+    with contextlib.closing(take(tmp_path / "run")):
         on_ranks(2, _refused, settings, f"is being trained by process {os.getpid()} on")
     on_ranks(2, _train_settings, settings)
     assert (tmp_path / "run" / "export" / "config.json").is_file()

@@ -4,7 +4,7 @@
         metrics.jsonl, samples.jsonl, checkpoints/, tensorboard/
         export/          the finished model (safetensors): its presence is what "finished" means
         tokenizer.json   a copy, where the tokenizer is not bytes
-        .lock            says who trains here (lock.py)
+        .lock            while it trains: who does (lock.py)
 
 A folder is never overwritten: starting where a run already is is refused, and so is resuming it as another one. Only a run that
 has not trained a step, because memory ran out or it was killed before, may be started again as if it were not there.
@@ -15,7 +15,6 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TextIO
 
 import torch
 
@@ -26,7 +25,7 @@ from .checkpoint import newest, read_state
 from .config import TrainConfig, model_config, run_defaults, total_steps
 from .corpus import Corpus, check_tokenizer, open_corpus
 from .files import read_json, write_json
-from .lock import LOCK, take
+from .lock import LOCK, Lock, take
 from .metrics import read_lines
 from .tokenizer import Tokenizer, check_description, describe, from_description
 
@@ -50,13 +49,13 @@ class Run:
     finished: bool = False
     packed_with: dict | None = None  # the tokenizer of a run that is there
 
-    def claim(self) -> TextIO:
-        """Lock the folder, until the file that is returned is closed. What was read of it before must still be so."""
-        file = take(self.folder)
+    def claim(self) -> Lock:
+        """Lock the folder. What was read of it before must still be so."""
+        lock = take(self.folder)
         if newest(self.folder) != self.checkpoint:
-            file.close()
+            lock.close()
             raise ValueError(f"{self.folder} was trained by another process a moment ago: start again.")
-        return file
+        return lock
 
     def record(self, corpora: list[tuple[Corpus, float]]) -> None:
         """Write config.json, and the tokenizer beside it."""
