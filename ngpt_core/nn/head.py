@@ -49,7 +49,7 @@ def _check_positive(s_z: Tensor, q: float | None) -> None:
     if needs_positive(q) and not torch.compiler.is_compiling() and not bool((s_z > 0).all()):
         raise ValueError(
             f"A non-integer q = {q} raises s_z to a fractional power, so every entry of s_z must be > 0; the smallest is "
-            f"{float(s_z.min()):g}. Use an integer q, or a positive parameterization of s_z (PositiveScale)."
+            f"{float(s_z.detach().min()):g}. Use an integer q, or a positive parameterization of s_z (PositiveScale)."
         )
 
 
