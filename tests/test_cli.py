@@ -263,15 +263,18 @@ def test_a_reader_that_leaves_early_is_no_error(run):
 
 # A command that waits: two children of the demo that would never end, or a corpus whose last document never comes.
 DEMO = """
-import subprocess, sys, types
+import subprocess, sys, time, types
 from ngpt_core.cli import main
 from ngpt_core.train import demo
 demo.embedded = lambda: types.SimpleNamespace(manifest={"tokens": 0}, checksum="")
+children = []
 def start(*args):
-    process = subprocess.Popen(["sleep", "1000"])
-    print(process.pid, flush=True)
-    return process
-demo._start = start
+    children.append(subprocess.Popen(["sleep", "1000"]))
+    return children[-1]
+def sleep(seconds):  # both are started, and known to the demo
+    print(*(child.pid for child in children), sep="\\n", flush=True)
+    time.sleep(seconds)
+demo._start, demo.time = start, types.SimpleNamespace(sleep=sleep)
 sys.exit(main(["demo", "--out", sys.argv[1]]))
 """
 PACK = """
