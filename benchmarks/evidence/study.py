@@ -17,8 +17,7 @@
     budgets     a second budget: the smallest hybrid at the whole length, the other sizes at half of it, each with the best
                 peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found. The largest
                 keep the peak rates of their first budget, and nGPT has one shorter schedule
-    longest     the largest hybrid at the whole length: GPT, with the best of its peak rates at half of that, against nGPT's
-                schedules of half and 0.7 of it (nGPT keeps the peak rate of its first budget)
+    longest     the largest hybrid at the whole length, with the best peak rates of both sides at half of that (seed 0)
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
 The rows with "batch": 8 are an earlier study of the smallest size, 1,024 tokens in a batch (FIRST are its tuned numbers).
@@ -181,8 +180,7 @@ def second(lab: Lab, model: str) -> list[Job]:
 def longest(lab: Lab) -> None:
     model, whole = "hybrid-1M", STEPS["hybrid-1M"]
     best = checked(lab, model, whole // 4, retuned(lab))
-    best |= checked(lab, model, whole // 2, {"gpt": best["gpt"]})
-    lab.map(job for job in fight(model, whole, best) if (job.side, job.steps) != ("ngpt", whole))
+    lab.map(fight(model, whole, checked(lab, model, whole // 2, best)))
 
 
 def decayed(lab: Lab) -> dict:
