@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import time
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
 from ngpt_core.train.corpus import Corpus
 from ngpt_core.train.data import Loader
 from ngpt_core.train.loss import evaluate, evaluate_positions, evaluate_windows
-from ngpt_core.train.metrics import read_lines, read_metrics
+from ngpt_core.train.metrics import peak_flops, read_lines, read_metrics
 from ngpt_core.train.pack import pack
 from ngpt_core.train.parallel import initialize
 from ngpt_core.train.run import open_blend, prepare
@@ -92,6 +93,13 @@ def test_a_run_is_the_plain_loop_written_out_by_hand(corpus, tmp_path, normalize
     exported = ng.load(run.folder / "export")
     for (name, p), (_, q) in zip(model.state_dict().items(), exported.state_dict().items()):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_busy_machine_does_not_lower_the_measured_peak(monkeypatch):
+    # ten products that others interrupted for 10 ms each, then one that was left alone
+    clock = iter([0.01 * i for i in range(11)] + [0.102] + [1.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert peak_flops(torch.device("cpu")) == pytest.approx(2 * 512**3 / 0.002)
 
 
 def test_metrics_say_what_the_run_did(corpus, tmp_path):

@@ -36,7 +36,8 @@ PEAKS = {
 
 
 def peak_flops(device: torch.device) -> float:
-    """The peak of this device: from the table, or measured (the best of a few matrix products) where it has no entry."""
+    """The peak of this device: from the table, or measured where it has no entry, as the best matrix product of a quarter of a
+    second: on a machine that others use too, the first few may all have been interrupted."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         for part, peak in PEAKS.items():
@@ -44,14 +45,15 @@ def peak_flops(device: torch.device) -> float:
                 return peak
     n = 512 if device.type == "cpu" else 4096
     x = torch.randn(n, n, device=device, generator=torch.Generator(device).manual_seed(0))
-    best = math.inf
-    for _ in range(6):
-        begin = time.perf_counter()
-        y = x @ x
+    best, begin = math.inf, time.perf_counter()
+    last = begin + 0.25
+    while begin < last:
+        x @ x
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - begin)
-    return 2 * n**3 / best + 0 * float(y[0, 0])
+        end = time.perf_counter()
+        best, begin = min(best, end - begin), end
+    return 2 * n**3 / best
 
 
 def read_metrics(run: Path | str) -> list[dict]:
