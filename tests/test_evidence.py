@@ -100,6 +100,21 @@ def test_both_sides_have_equal_trials_and_every_job_can_be_trained(evidence):
         recipe_numbers(TrainConfig(recipe=tuple(f"{k}={v}" for k, v in job.recipe.items())), config)
 
 
+def test_the_published_numbers_are_the_recipes_defaults_and_what_a_plain_run_gets(evidence):
+    import ngpt_core as ng
+    from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
+
+    runner, study, _ = evidence
+    jobs = {name: found[0] for name, found in study.published_jobs().items()}
+    assert all(sorted(job.seed for job in found) == [1, 2, 3] for found in study.published_jobs().values())
+    config = model_config(runner.MODELS["hybrid-1M"][0])
+    for name, plain in (("published", TrainConfig(scaled=False)), ("scaled", TrainConfig())):
+        given = TrainConfig(scaled=False, recipe=tuple(f"{k}={v}" for k, v in jobs[name].recipe.items()))
+        mine, theirs = (recipe_numbers(c, config, jobs[name].steps) for c in (given, plain))
+        assert mine.betas == pytest.approx(theirs.betas, abs=1e-4) and mine.C == config.C
+        assert ng.recipe.Settings(**{**vars(mine), "betas": theirs.betas, "C": theirs.C}) == theirs
+
+
 def test_a_peak_rate_at_the_edge_of_those_tried_is_followed_beyond_it(evidence):
     tried = {"gpt": [], "ngpt": []}
 

@@ -33,6 +33,7 @@ from study import (
     decayed,
     length_jobs,
     loss,
+    published_jobs,
     retuned,
     trials,
 )
@@ -186,6 +187,13 @@ def _cpu(rows: Iterable[dict]) -> float:
     return median(seconds) if seconds else 0.0
 
 
+def published(rows: list[dict]) -> dict[str, list[float]]:
+    """Final losses of the largest hybrid's nGPT with numbers that nobody tuned, by their name, in the order of the seeds."""
+    known = {r["name"]: r["val_loss"] for r in rows}
+    found = {name: [known.get(job.name) for job in jobs] for name, jobs in published_jobs().items()}
+    return {name: losses for name, losses in found.items() if None not in losses}
+
+
 def ablations(rows: list[dict], jobs: dict[str, list[Job]]) -> list[dict]:
     """Final loss of each changed recipe minus the recipe's own, seed by seed. Unfinished ones are left out."""
     by_name = {r["name"]: r for r in rows}
@@ -235,7 +243,7 @@ def main() -> None:
         "tuning": tuned, "fights": found, "hybrid": best,
         "pooled": pooled([f for f in found if f["model"].startswith("hybrid")]),
         "lengths": lengths(rows, length_jobs(best), best), "own": own_trials(rows), "blocks": blocks(rows),
-        "log_decay": log_decay(rows),
+        "log_decay": log_decay(rows), "published": published(rows),
         "ablations": {kind: ablations(rows, jobs) for kind, jobs in pieces.items()},
     }  # fmt: skip
     OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
@@ -246,6 +254,8 @@ def main() -> None:
         ratio = f"{f['ratio']:.2f} [{f['low']:.2f}, {f['high']:.2f}]" if f["ratio"] else ", ".join(f["bounds"])
         losses = f"GPT {mean(f['gpt']):.4f}  nGPT {mean(f['ngpt']) if f['ngpt'] else math.nan:.4f}"
         print(f"{f['model']:<12} x {f['sequences']} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}  {f['recipes']}")
+    for name, losses in summary["published"].items():
+        print(f"hybrid-1M with {name} numbers: {mean(losses):.4f} {losses}")
     for kind, found in summary["ablations"].items():
         for a in sorted(found, key=lambda a: -a.get("difference", 9)):
             changed = f"{a['difference']:+.4f} [{a['low']:+.4f}, {a['high']:+.4f}]" if "difference" in a else a

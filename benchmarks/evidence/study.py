@@ -17,6 +17,8 @@
     budgets     a second budget: the smallest hybrid at the whole length, the other sizes at half of it, each with the best
                 peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found. The largest
                 keep the peak rates of their first budget, and nGPT has one shorter schedule
+    published   the largest hybrid's nGPT at half of the length with the published numbers, and with recipe.scaled's: nothing
+                of them is tuned
     longest     the largest hybrid at the whole length, with the best peak rates of both sides at half of that (seed 0)
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
@@ -32,6 +34,7 @@ from pathlib import Path
 from runner import Job, Lab
 
 from ngpt_core.optim.schedule import SCHEDULES, area
+from ngpt_core.recipe import Settings, scaled
 
 STEPS = {"dense-0.2M": 8000, "hybrid-0.2M": 8000, "dense-0.5M": 9200, "hybrid-0.5M": 9200, "dense-1M": 9800, "hybrid-1M": 9600}
 SEEDS = (1, 2, 3)
@@ -183,6 +186,21 @@ def longest(lab: Lab) -> None:
     lab.map(fight(model, whole, checked(lab, model, whole // 2, best)))
 
 
+def published_jobs() -> dict[str, list[Job]]:
+    """The largest hybrid's nGPT at half of the length: the published numbers, and what recipe.scaled makes of them."""
+    model, steps = "hybrid-1M", STEPS["hybrid-1M"] // 2
+    numbers = Settings()
+    found = {}
+    for name, betas in (("published", numbers.betas), ("scaled", scaled(numbers, steps).betas)):
+        recipe = {"C": 0.24, "betas": ",".join(f"{beta:.4g}" for beta in betas)}
+        found[name] = [Job(model, "ngpt", steps, seed, recipe) for seed in SEEDS]
+    return found
+
+
+def published(lab: Lab) -> None:
+    lab.map(job for jobs in published_jobs().values() for job in jobs)
+
+
 def decayed(lab: Lab) -> dict:
     """The smallest hybrid GPT's numbers with logarithmic decay, whose mean rate is a third of WSD's: from twice its peak on."""
     gpt = retuned(lab)["gpt"]
@@ -251,7 +269,8 @@ def ablations(lab: Lab) -> None:
     lab.map(job for jobs in ablation_jobs(HYBRID, best, QUARTER).values() for job in jobs)
 
 
-STAGES = {f.__name__: f for f in (tuned, finals, hybrids, moments, ablations, length, halves, ones, decays, budgets, longest)}
+ORDER = (tuned, finals, hybrids, moments, ablations, length, halves, ones, decays, budgets, published, longest)
+STAGES = {stage.__name__: stage for stage in ORDER}
 
 
 def main() -> None:
