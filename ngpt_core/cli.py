@@ -130,7 +130,7 @@ def _train(args: argparse.Namespace) -> int:
     if args.dry_run and not settings.get("out"):
         settings["out"] = os.path.join(os.devnull, "run")  # nothing is written: any name does that can be no folder
     run = prepare(settings, model_settings, args.resume)
-    from .train.trainer import dry_run, train
+    from .train.loop import dry_run, train
 
     if args.dry_run:
         print(dry_run(run))

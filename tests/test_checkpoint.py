@@ -17,12 +17,12 @@ from test_trainer import SMALL, TINY, corpus, losses, new_run  # noqa: F401  (co
 
 import ngpt_core as ng
 from ngpt_core.cli import main
-from ngpt_core.train import checkpoint, trainer
+from ngpt_core.train import checkpoint, loop, trainer
 from ngpt_core.train.lock import take
+from ngpt_core.train.loop import train
 from ngpt_core.train.metrics import Metrics as trainer_metrics
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.run import prepare
-from ngpt_core.train.trainer import train
 
 CLOCK = ("time", "tokens_per_s", "mfu")
 
@@ -49,7 +49,7 @@ def resume(folder, **settings) -> int:
 def child(target, *args) -> multiprocessing.Process:
     """A real process that shares nothing but the disk; torch is imported once for all of them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "ngpt_core.train.trainer"])
+    context.set_forkserver_preload(["torch", "ngpt_core.train.loop"])
     process = context.Process(target=target, args=args)
     process.start()
     return process
@@ -306,7 +306,7 @@ def test_a_memory_that_runs_out_is_one_sentence_and_loses_nothing(corpus, tmp_pa
 def test_a_run_that_has_not_trained_a_step_may_start_anew_and_one_that_has_may_not(corpus, tmp_path):  # noqa: F811
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="no luck"):
-        patch.setattr(trainer, "_step", lambda *args: (_ for _ in ()).throw(ValueError("no luck")))
+        patch.setattr(loop, "_step", lambda *args: (_ for _ in ()).throw(ValueError("no luck")))
         train(new_run(corpus, out))
     assert (out / "config.json").is_file()
     with pytest.raises(ValueError, match=r"--seq-len was 32 .*leave out --resume"):
@@ -322,7 +322,7 @@ def test_a_run_that_has_not_trained_a_step_may_start_anew_and_one_that_has_may_n
 
 def test_metrics_that_cannot_be_written_do_not_lose_the_step(corpus, tmp_path):  # noqa: F811
     with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="metrics of step 1: No space left"):
-        patch.setattr(trainer, "Metrics", _metrics_on_a_full_disk)
+        patch.setattr(loop, "Metrics", _metrics_on_a_full_disk)
         train(new_run(corpus, tmp_path / "run"))
     assert checkpoint.newest(tmp_path / "run").name == "step-00000001"
     assert resume(tmp_path / "run") == 0

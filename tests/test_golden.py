@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from test_trainer import corpus, losses, new_run, sentences  # noqa: F401  (corpus is a fixture)
 
-from ngpt_core.train.trainer import train
+from ngpt_core.train.loop import train
 
 AT = (1, 2, 5, 10, 15, 20, 25, 30)
 TOLERANCE = 1e-3

@@ -16,11 +16,12 @@ from test_trainer import TINY, corpus, losses, new_run  # noqa: F401  (corpus is
 
 from ngpt_core.train.config import TrainConfig
 from ngpt_core.train.lock import take
+from ngpt_core.train.loop import train
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.parallel import parallelize
 from ngpt_core.train.plan import state_bytes
 from ngpt_core.train.run import open_blend, prepare
-from ngpt_core.train.trainer import Trainer, train
+from ngpt_core.train.trainer import Trainer
 from ngpt_core.train.world import World, start
 
 STEPS = 20
@@ -41,7 +42,7 @@ def on_ranks(size: int, function, *args) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "ngpt_core.train.trainer"])
+    mp.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "ngpt_core.train.loop"])
     mp.start_processes(_rank, args=(size, port, function, args), nprocs=size, start_method="forkserver")
 
 

@@ -13,13 +13,14 @@ import ngpt_core as ng
 from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
 from ngpt_core.train.corpus import Corpus
 from ngpt_core.train.data import Loader
+from ngpt_core.train.loop import train
 from ngpt_core.train.loss import evaluate, evaluate_positions, evaluate_windows
 from ngpt_core.train.metrics import peak_flops, read_lines, read_metrics
 from ngpt_core.train.pack import pack
 from ngpt_core.train.parallel import initialize
 from ngpt_core.train.run import open_blend, prepare
 from ngpt_core.train.tokenizer import ByteTokenizer
-from ngpt_core.train.trainer import Trainer, train
+from ngpt_core.train.trainer import Trainer
 from ngpt_core.train.world import World
 
 # A hybrid with every kind of block, small enough that a step costs a few milliseconds.
