@@ -83,7 +83,7 @@ class ModelConfig:
     conv: int = 4
     """The width of the causal depthwise convolution (with bias) over x, B and C."""
     chunk: int = 128
-    """The chunk length of the fast scan. It changes the speed, not the result."""
+    """The chunk length of the fast scan. It changes the speed; the result, by rounding errors alone."""
     A_range: tuple[float, float] = (1.0, 16.0)
     """-A starts uniform in this range (the paper is silent; the usual Mamba-2 start)."""
     dt_range: tuple[float, float] = (1e-3, 0.1)
@@ -121,7 +121,8 @@ class ModelConfig:
 
     # ---- head (section 2.1) ----------------------------------------------------------------------------------------
     lgp_q: float | None = 1.0
-    """q of Logit Gradient Preconditioning (item 8 of the summary: 1). None: the ordinary gradient, without LGP."""
+    """q of Logit Gradient Preconditioning (item 8 of the summary: 1). None: the ordinary gradient, without LGP. A non-integer q
+    wants s_z > 0: s_z is then a ``PositiveScale``, which bends where it falls below its start."""
     lgp_form: str = "ratio"
     """"ratio": (s_z / mean(s_z))^q, the paper's choice; "power": s_z^q / mean(s_z^q), its alternative. The same at q = 0, 1."""
 
@@ -231,8 +232,8 @@ class ModelConfig:
                 raise _fail(f"{name}_init", "must be finite (s_mamba and s_moe may have None: 0.5 sqrt(d_model))", init)
             if not within(scale, 0, open=True):
                 raise _fail(f"{name}_scale", "must be a positive number", scale)
-        if self.s_z_init == 0:
-            raise _fail("s_z_init", "must not be 0: LGP divides by the mean of s_z, and all logits would be 0", self.s_z_init)
+            if init == 0:  # sec. 3.1: s_eff = s_a s_init / s_scale
+                raise _fail(f"{name}_init", "must not be 0: the scale is a multiple of it, and would stay 0 for ever", init)
         if self.lgp_q is not None and not within(self.lgp_q, 0):
             raise _fail("lgp_q", "must be a finite number >= 0 (paper: 1), or None for the ordinary gradient", self.lgp_q)
         if self.lgp_form not in ("ratio", "power"):

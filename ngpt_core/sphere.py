@@ -21,6 +21,8 @@ __all__ = ["angle", "cap_angle", "random", "slerp", "step", "tangent", "unit"]
 
 def widen(x: Tensor) -> Tensor:
     """Half precisions are squared and summed in float32; float32 and float64 stay what they are."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"A vector of the sphere is a tensor (torch.as_tensor makes one); got {type(x).__name__}.")
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

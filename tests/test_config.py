@@ -54,7 +54,7 @@ GOOD = dict(
         ("lgp_form", dict(lgp_form="mean")),
         ("alpha_scale", dict(alpha_scale=0.0)),
         ("s_z_init", dict(s_z_init=float("nan"))),
-        ("s_z_init", dict(s_z_init=0.0)),
+        *((f"{scale}_init", {f"{scale}_init": 0.0}) for scale in ("alpha", "s_qk", "s_u", "s_z", "s_mamba", "s_moe")),
         ("s_z_init", dict(s_z_init="1")),
         ("alpha_init", dict(alpha_init=None)),
         ("s_mamba_init", dict(s_mamba_init=float("inf"))),

@@ -485,6 +485,12 @@ def test_a_target_outside_the_vocabulary_is_named(bad, backend):
         ({"reduction": "none"}, "'mean' or 'sum'"),
         ({"backend": "cuda"}, "'chunked' or 'torch'"),
         ({"backend": "torch", "q": 2}, "q = 1 or None"),
+        ({"h": [[1.0, 1.0, 1.0]] * 5}, "h must be a tensor .*got list"),
+        ({"targets": np.zeros(5, dtype=int)}, "targets must be a tensor .*got ndarray"),
+        ({"s_z": 2.0}, "s_z must be a tensor .*got float"),
+        ({"denominator": 0}, "denominator is .*got 0"),
+        ({"denominator": torch.ones(3)}, "denominator is "),
+        ({"denominator": "a"}, "denominator is .*got 'a'"),
     ],
 )
 def test_a_slip_is_a_value_error_that_says_what_to_do(change, message):
@@ -492,6 +498,16 @@ def test_a_slip_is_a_value_error_that_says_what_to_do(change, message):
     linear_cross_entropy(**good)
     with pytest.raises(ValueError, match=message):
         linear_cross_entropy(**(good | change))
+
+
+def test_the_backward_scale_refuses_what_logit_scale_refuses():
+    s_z = torch.tensor([-1.0, 2.0, 3.0])
+    backward_scale(s_z, 2)
+    for change, message in (({"form": "rati"}, "'ratio'"), ({"q": "a"}, "q must be"), ({"q": 0.5}, "every entry of s_z")):
+        with pytest.raises(ValueError, match=message):
+            backward_scale(s_z, **{"q": 1.0, **change})
+    with pytest.raises(ValueError, match="s_z must be a tensor"):
+        logit_scale(torch.ones(3), [1.0, 2.0, 3.0])
 
 
 def test_a_scale_of_another_length_or_a_negative_start_is_refused():

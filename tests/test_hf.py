@@ -161,6 +161,21 @@ def test_half_precision_stays_half_precision():
     assert theirs.config.dtype == torch.bfloat16 and theirs.lm_head.weight.dtype == torch.bfloat16
 
 
+def test_a_half_precision_model_of_transformers_can_be_saved_as_ours(tmp_path):
+    nemotron().save_pretrained(tmp_path / "theirs")
+    theirs = transformers.NemotronHForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.bfloat16)
+    ours = ng.hf.from_nemotron_h(theirs)
+    again = ng.load(ng.save(ours, tmp_path / "ours"))
+    dtypes = {name: x.dtype for name, x in again.state_dict().items()}
+    wide = {name for name, dtype in dtypes.items() if dtype == torch.float32}  # transformers keeps these in float32
+    assert wide == {name for name in dtypes if name.endswith("router.bias")}
+    t = torch.randint(0, 40, (2, 9))
+    assert torch.equal(again(t), ours.eval()(t))
+    ours.embedding.weight.data = ours.embedding.weight.data.float()
+    with pytest.raises(ValueError, match="one floating-point precision"):
+        ng.save(ours, tmp_path / "ours")
+
+
 # ---- where transformers differs from itself ------------------------------------------------------------------------------
 
 

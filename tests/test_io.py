@@ -119,7 +119,7 @@ def change_config(folder, **change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (dict(d_model=32), r"another config: .* should be \[.*32\] by config.json and is \[.*64\]"),
+        (dict(d_model=32), r"another config: .* should be \[.*32\] and is \[.*64\]"),
         (dict(pattern="ME*"), r"another config: .*blocks\.3\..* should be absent"),
         (dict(normalized=False), "another config"),
         (dict(routed_scaling=1.0), "saved with another config than config.json"),
@@ -133,6 +133,31 @@ def test_another_config_is_an_error_that_says_what_differs(model, tmp_path, chan
     change_config(tmp_path, **change)
     with pytest.raises(ValueError, match=words):
         ng.load(tmp_path)
+
+
+@pytest.mark.parametrize("state", [{}, "renamed", "another shape"])
+def test_a_state_that_is_not_the_models_leaves_the_files_as_they_were(model, tmp_path, state):
+    ng.save(model, tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    if state == "renamed":
+        state = {f"module.{name}": x for name, x in model.state_dict().items()}
+    elif state == "another shape":
+        state = model.state_dict() | {"head.weight": torch.zeros(3, 4)}
+    with pytest.raises(ValueError, match=r"This state belongs to another config: .* should be"):
+        ng.save(model, tmp_path, state=state)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_places_where_nothing_can_be_saved_or_read_are_named(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file: a model is saved into a folder"):
+        ng.save(model, tmp_path / "file")
+    for call in (lambda: ng.save(model, None), lambda: ng.load(None)):
+        with pytest.raises(ValueError, match="folder must be the path of a folder; got None"):
+            call()
+    with torch.device("meta"), pytest.raises(ValueError, match="on the meta device and has no values"):
+        ng.save(make(), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("keep", [0, 4, 1000, -1])

@@ -398,6 +398,44 @@ def test_check_names_what_is_broken():
         model.check()
 
 
+def test_check_looks_at_the_routers_biases_and_needs_values_and_a_tolerance():
+    model = make(double=False)
+    model.blocks[1].mixer.router.bias[2] = float("nan")
+    with pytest.raises(ValueError, match=r"blocks\.1\.mixer\.router\.bias .*not finite"):
+        model.check()
+    with pytest.raises(ValueError, match=r"tolerance is .*got 'x'"):
+        model.check("x")
+    with torch.device("meta"), pytest.raises(ValueError, match="on the meta device and has no values"):
+        make(double=False).check()
+
+
+def test_on_the_meta_device_there_is_a_loss_without_a_value():
+    with torch.device("meta"):
+        model, x = ng.LanguageModel(ng.preset("30B")), torch.zeros(1, 8, dtype=torch.long)
+        loss = model.loss(x, x)
+    assert loss.is_meta and loss.shape == () and loss.dtype == torch.float32
+
+
+def test_a_batch_without_rows_has_a_loss_of_zero():
+    model, none = make(), torch.zeros(0, 5, dtype=torch.long)
+    loss = model.train().loss(none, none, denominator=10)
+    loss.backward()
+    assert loss == 0 and model.stats["balance"] == 0 and all(p.grad.abs().max() == 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("cache", [3, {}, "other"])
+def test_a_cache_is_one_of_this_model(cache):
+    cache = make(pattern="M*").new_cache(1, 8) if cache == "other" else cache
+    with pytest.raises(ValueError, match=r"cache is what new_cache of a model with the pattern 'ME\*-ME' made; got"):
+        make()(tokens(1, 4), cache=cache)
+
+
+@pytest.mark.parametrize("load", [None, 5, [[1, 2]] * 2, [torch.zeros(3)] * 2])
+def test_a_load_that_is_none_is_refused(load):
+    with pytest.raises(ValueError, match=r"(load must be a list|A load is a tensor) .*got"):
+        make().update_router_bias(load)
+
+
 def test_check_sees_a_hidden_state_that_leaves_the_sphere():
     model = make(double=False)
     f = model.blocks[3].forward

@@ -79,6 +79,28 @@ def test_scores_are_made_in_float32_for_half_precision():
         assert make().float().router(torch.randn(1, 4, 16))[0].dtype == torch.float32
 
 
+def test_autocast_reaches_the_experts_as_it_reaches_the_shared_one():
+    seen = []
+    for change in ({}, dict(s_u_per_expert=True), dict(normalized=False)):
+        module, h = make(**change).float(), torch.randn(2, 9, 16)
+        with torch.no_grad():
+            exact = module.double()(h.double())[0]
+        module.float()
+        for part in (module.experts, module.shared):
+            part.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            y = module(h)[0]
+        y.float().square().sum().backward()
+        assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in module.parameters())
+        torch.testing.assert_close(y.double(), exact, rtol=0.05, atol=0.05 * float(exact.std()))
+    assert seen == [torch.bfloat16] * 6
+
+
+def test_no_sequence_has_a_balance_of_zero():
+    y, aux = make()(torch.zeros(0, 5, 16, dtype=torch.float64))
+    assert y.shape == (0, 5, 16) and aux.balance == 0 and aux.load.sum() == 0
+
+
 @pytest.mark.parametrize("logit", [-44.0, -60.0, -95.0, -103.0, -200.0])
 def test_scores_that_underflow_give_finite_weights_and_gradients(logit):
     module = make(normalized=False).float()

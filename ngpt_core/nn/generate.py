@@ -57,10 +57,10 @@ def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: fl
         raise ValueError(f"top_p must be in (0, 1], or None for all tokens; got {top_p!r}.")
 
 
-def _stops(stop: int | Sequence[int] | None) -> list[int]:
+def _stops(stop: int | Sequence[int] | None, vocab_size: int) -> list[int]:
     tokens = [] if stop is None else list(stop) if isinstance(stop, Iterable) and not number(stop) else [stop]
-    if not all(count(token, 0) for token in tokens):
-        raise ValueError(f"stop must be a token, several of them, or None; got {stop!r}.")
+    if not all(count(token, 0) and token < vocab_size for token in tokens):
+        raise ValueError(f"stop must be a token in [0, {vocab_size}), several of them, or None; got {stop!r}.")
     return [int(token) for token in tokens]
 
 
@@ -81,11 +81,15 @@ def stream(
     """
     check_tokens(tokens, model.config.vocab_size)
     _check(max_new_tokens, temperature, top_k, top_p)
+    if not isinstance(use_cache, bool):
+        raise ValueError(f"use_cache must be True or False; got {use_cache!r}.")
+    if not isinstance(generator, torch.Generator | None):
+        raise ValueError(f"generator must be a torch.Generator, or None for torch's own; got {generator!r}.")
     max_new_tokens, sampling = int(max_new_tokens), (float(temperature), None if top_k is None else int(top_k), top_p)
     limit = model.config.max_seq_len
     if limit is not None and tokens.shape[1] + max_new_tokens > limit:
         raise ValueError(f"{tokens.shape[1]} + {max_new_tokens} new tokens are more than max_seq_len = {limit}.")
-    stops = torch.tensor(_stops(stop), dtype=torch.long, device=tokens.device)
+    stops = torch.tensor(_stops(stop, model.config.vocab_size), dtype=torch.long, device=tokens.device)
     return _steps(model, tokens.long(), max_new_tokens, sampling, use_cache, stops, generator)
 
 
@@ -110,6 +114,6 @@ def _steps(
         new = torch.where(done, read[:, -1], new)
         yield new
         done |= torch.isin(new, stops)
-        if bool(done.all()):
+        if batch and bool(done.all()):
             return
         read = new[:, None] if use_cache else torch.cat([read, new[:, None]], 1)

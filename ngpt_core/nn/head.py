@@ -18,9 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
-from ..checks import within
+from ..checks import number, within
 from ..config import ModelConfig
+from .embedding import readable
 from .loss import check_targets, cross_entropy_sum, wide
+from .precision import autocast
 from .scale import Scale
 from .unit import init_rows_, rows
 
@@ -66,6 +68,8 @@ def backward_scale(s_z: Tensor, q: float | None = 1.0, form: str = "ratio") -> T
     >>> backward_scale(s_z, q=2, form="power")
     tensor([0.2143, 0.8571, 1.9286])
     """
+    q = _check_lgp(q, form)
+    _check_positive(s_z, q)
     if q is None:
         return s_z
     if form == "ratio":
@@ -113,6 +117,7 @@ def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "rati
     tensor([0.5000, 1.0000, 1.5000])
     """
     q = _check_lgp(q, form)
+    _check_tensors(u=u, s_z=s_z)
     if s_z.dim() != 1 or s_z.shape != u.shape[-1:]:
         raise ValueError(f"s_z has one entry for each token: s_z [V] for u [..., V]; got {_shapes(s_z=s_z, u=u)}.")
     _check_positive(s_z, q)
@@ -169,7 +174,7 @@ def linear_cross_entropy(
         which exists anyway. Memory above the inputs: that chunk, and the gradients of h, weight and s_z (for half
         precisions on a CPU also the weight in float32).
     reduction: "mean" over the targets that count, or "sum".
-    denominator: a number (or 0-d tensor) by which the sum is divided instead, e.g. the token count of all ranks and
+    denominator: a number > 0 (or a tensor of one) by which the sum is divided instead, e.g. the token count of all ranks and
         micro-batches.
     backend: "chunked" is ours. "torch" is ``F.linear_cross_entropy`` (torch 2.13 on) where it applies: q in (1, None) or no
         s_z, float32 or float64. It gives the same and needs one more [V, d] for s_z * W and one for its gradient.
@@ -189,9 +194,10 @@ def linear_cross_entropy(
         raise ValueError(f"reduction must be 'mean' or 'sum' (or pass denominator=); got {reduction!r}.")
     if backend not in ("chunked", "torch"):
         raise ValueError(f"backend must be 'chunked' or 'torch'; got {backend!r}.")
-    if torch.is_autocast_enabled(h.device.type) and h.dtype != torch.float64:
-        h, weight = (x.to(torch.get_autocast_dtype(h.device.type)) for x in (h, weight))
+    _check_tensors(h=h, weight=weight, targets=targets, **({} if s_z is None else {"s_z": s_z}))
+    h, weight = autocast(h, weight)
     _check_shapes(h, weight, targets, s_z)
+    denominator = check_denominator(denominator)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral):
         raise ValueError(f"ignore_index is the target that is left out, an integer (any; -100 is usual); got {ignore_index!r}.")
     if chunk is None:
@@ -238,6 +244,22 @@ def _torch(
 def _scale_grad(x: Tensor, c: float | Tensor) -> Tensor:
     """x itself, whose gradient is multiplied by c."""
     return x.detach() + c * (x - x.detach())
+
+
+def check_denominator(value: float | Tensor | None) -> float | Tensor | None:
+    """The same, without dimensions; its value is checked where that costs nothing."""
+    if value is None:
+        return None
+    known = readable(value) if isinstance(value, Tensor) else True
+    if not number(value) or (known and not within(value, 0, open=True)):
+        raise ValueError(f"denominator is the number of targets of the global batch, one number > 0; got {value!r}.")
+    return value.reshape(()) if isinstance(value, Tensor) else value
+
+
+def _check_tensors(**values: object) -> None:
+    for name, x in values.items():
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor (torch.as_tensor makes one); got {type(x).__name__}.")
 
 
 def _shapes(**tensors: Tensor) -> str:

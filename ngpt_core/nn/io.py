@@ -39,9 +39,15 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
 
     ``state`` replaces ``model.state_dict()``: the gathered tensors of a model that is sharded. Equal models are equal files.
     """
-    model, folder = unwrap(model, "ngpt_core.save"), Path(folder)  # a wrapper names things its own way
-    state = {k: v.detach().cpu().contiguous() for k, v in (model.state_dict() if state is None else state).items()}
+    model, folder = unwrap(model, "ngpt_core.save"), _path(folder)  # a wrapper names things its own way
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: a model is saved into a folder, which is made if need be.")
+    state = model.state_dict() if state is None else state
+    _check_same(_empty(model.config).state_dict(), state, "This state belongs to")
+    if absent := next((k for k, v in state.items() if v.is_meta), None):
+        raise ValueError(f"{absent} is on the meta device and has no values: call to_empty(device=...), init_weights().")
     _check_dtypes(state, "This model")
+    state = {k: v.detach().cpu().contiguous() for k, v in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
     weights, config = folder / f".{WEIGHTS}.{os.getpid()}", folder / f".{CONFIG}.{os.getpid()}"
     try:
@@ -58,7 +64,7 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """The model that ``save`` wrote, on ``device``, in eval() mode. ValueError for anything that is not exactly that."""
-    folder = Path(folder)
+    folder = _path(folder)
     try:
         device = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -80,9 +86,8 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
             state = {name: file.get_tensor(name) for name in file.keys()}
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS} is truncated or is not a safetensors file ({error}): copy it again.") from None
-    with torch.device("meta"):
-        model = LanguageModel(config)
-    _check_same(model.state_dict(), state, folder)
+    model = _empty(config)
+    _check_same(model.state_dict(), state, f"The weights in {folder} belong to")
     _check_dtypes(state, folder / WEIGHTS)
     if metadata.get("config") != _fingerprint(config):
         raise ValueError(f"{folder / WEIGHTS} was saved with another config than {CONFIG} beside it: restore the pair.")
@@ -90,23 +95,36 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
     return model.eval()
 
 
+def _path(folder: object) -> Path:
+    if not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"folder must be the path of a folder; got {folder!r}.")
+    return Path(folder)
+
+
+def _empty(config: ModelConfig) -> LanguageModel:
+    with torch.device("meta"):
+        return LanguageModel(config)
+
+
 def _check_dtypes(state: Mapping[str, Tensor], where: object) -> None:
-    """One floating-point precision for all: the forward pass of another mixture would fail, or round where it should not."""
-    first = next(iter(state.values())).dtype
+    """One floating-point precision for all: the forward pass of another mixture would fail, or round where it should not. A
+    router's bias alone may be float32 beside halves, as transformers has it: it is added to scores, which are float32."""
+    first = state["embedding.weight"].dtype
     for name, x in state.items():
-        if not x.is_floating_point() or x.dtype != first:
+        wider = name.endswith("router.bias") and x.dtype == torch.float32
+        if not x.is_floating_point() or (x.dtype != first and not wider):
             raise ValueError(
                 f"{where} must have one floating-point precision; {name} is {x.dtype}, others {first}. Cast them all with "
                 "model.to(torch.float32), and save again."
             )
 
 
-def _check_same(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], folder: Path) -> None:
+def _check_same(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
     """The names and shapes that the config asks for, and no others."""
     for name in wanted.keys() | found.keys():
         want, have = ([list(x[name].shape)] if name in x else None for x in (wanted, found))
         if want != have:
             raise ValueError(
-                f"The weights in {folder} belong to another config: {name} should be "
-                f"{want[0] if want else 'absent'} by {CONFIG} and is {have[0] if have else 'missing'}."
+                f"{what} another config: {name} should be {want[0] if want else 'absent'} and is "
+                f"{have[0] if have else 'missing'}."
             )

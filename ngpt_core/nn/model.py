@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import count, number, within
+from ..checks import count, within
 from ..config import ModelConfig
 from . import generate as generation
 from .attention import Attention
 from .embedding import Embedding, check_integers, check_tokens, readable
-from .head import Head
+from .head import Head, check_denominator
 from .mamba2 import Mamba2
 from .mlp import MLP
 from .moe import MoE
@@ -34,11 +34,11 @@ BLOCKS = {"M": Mamba2, "*": Attention, "E": MoE, "-": MLP}
 class Cache:
     """What a model remembers of the tokens it has seen: one state a block, room for ``max_len`` tokens, ``length`` filled.
 
-    ``LanguageModel.new_cache`` makes one.
+    ``LanguageModel.new_cache`` makes one; it is for models of the same ``pattern``.
     """
 
-    def __init__(self, blocks: list[object], batch: int, max_len: int) -> None:
-        self.blocks, self.batch, self.max_len, self.length = blocks, batch, max_len, 0
+    def __init__(self, blocks: list[object], pattern: str, batch: int, max_len: int) -> None:
+        self.blocks, self.pattern, self.batch, self.max_len, self.length = blocks, pattern, batch, max_len, 0
 
 
 class LanguageModel(nn.Module):
@@ -120,8 +120,8 @@ class LanguageModel(nn.Module):
         tokens, documents: as in ``forward``.
         targets: integers [B, T]; ``targets[b, t]`` is the token after ``tokens[b, t]``. The model shifts nothing.
         denominator: the number of targets of the global batch, > 0. The loss is then this part's share of the global mean, so
-            that summing gradients over micro-batches and ranks gives the gradient of the whole; the balance loss is shared
-            out in the same proportion. None: the targets given.
+            that summing gradients over micro-batches and ranks gives the gradient of the whole. The balance loss, a mean over
+            sequences, is shared out in the same proportion, by targets. None: the targets given.
 
         Afterwards ``stats`` holds what the loss was made of.
         """
@@ -129,12 +129,12 @@ class LanguageModel(nn.Module):
         check_integers("targets", targets)
         if targets.shape != tokens.shape:
             raise ValueError(f"targets must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(targets.shape)}.")
-        targets, denominator = targets.long(), self._denominator(denominator)  # -100 is no byte: in uint8 it would be 156
+        targets, denominator = targets.long(), check_denominator(denominator)  # -100 is no byte: in uint8 it would be 156
         h, aux = self.hidden(tokens, documents)
         cross_entropy = self.head.loss(h, targets, denominator=denominator)
         balance = cross_entropy.new_zeros(())
         if aux and self.training:
-            share = 1.0 if denominator is None else (targets != -100).sum() / denominator
+            share = 1.0 if denominator is None else (targets != -100).sum().to(cross_entropy.dtype) / denominator
             balance = torch.stack([a.balance for a in aux]).sum() * (self.config.balance_loss * share)
         self.stats = {
             "cross_entropy": cross_entropy.detach(),
@@ -148,8 +148,9 @@ class LanguageModel(nn.Module):
         """The balancing rule, once after an optimizer step: ``load`` is ``stats["load"]``, summed over the step's
         micro-batches and ranks. Each expert's selection bias moves by ``router_bias_rate`` towards equal load."""
         routers = [block.mixer.router for block in self.blocks if isinstance(block.mixer, MoE)]
-        if len(load) != len(routers):
-            raise ValueError(f"load must have one entry for each of the {len(routers)} MoE layers; got {len(load)}.")
+        if not isinstance(load, Sequence) or len(load) != len(routers):
+            got = len(load) if isinstance(load, Sequence) else repr(load)
+            raise ValueError(f"load must be a list with one entry for each of the {len(routers)} MoE layers; got {got}.")
         for router, counts in zip(routers, load):
             router.update(counts)
 
@@ -160,7 +161,8 @@ class LanguageModel(nn.Module):
             raise ValueError(f"A cache has a number of rows and one of tokens, integers >= 0; got {batch=}, {max_len=}.")
         batch, max_len = int(batch), int(max_len)
         w = self.embedding.weight
-        return Cache([block.new_cache(batch, max_len, w.device, w.dtype) for block in self.blocks], batch, max_len)
+        blocks = [block.new_cache(batch, max_len, w.device, w.dtype) for block in self.blocks]
+        return Cache(blocks, self.config.pattern, batch, max_len)
 
     def generate(
         self,
@@ -192,6 +194,9 @@ class LanguageModel(nn.Module):
     # ---- checks ----------------------------------------------------------------------------------------------------
     def _check(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> None:
         check_tokens(tokens, self.config.vocab_size)
+        if cache is not None and getattr(cache, "pattern", None) != self.config.pattern:
+            got = f"one for the pattern {cache.pattern!r}" if isinstance(cache, Cache) else repr(cache)
+            raise ValueError(f"cache is what new_cache of a model with the pattern {self.config.pattern!r} made; got {got}.")
         total = tokens.shape[1] + (cache.length if cache is not None else 0)
         if self.config.max_seq_len is not None and total > self.config.max_seq_len:
             raise ValueError(f"The sequence has {total} tokens, more than max_seq_len = {self.config.max_seq_len}.")
@@ -219,25 +224,20 @@ class LanguageModel(nn.Module):
                     "Number the documents of a row 0, 1, 2, ... as they come."
                 )
 
-    @staticmethod
-    def _denominator(value: float | Tensor | None) -> float | Tensor | None:
-        """The same, without dimensions; its value is checked where that costs nothing."""
-        if value is None:
-            return None
-        known = readable(value) if isinstance(value, Tensor) else True
-        if not number(value) or (known and not within(value, 0, open=True)):
-            raise ValueError(f"denominator is the number of targets of the global batch, one number > 0; got {value!r}.")
-        return value.reshape(()) if isinstance(value, Tensor) else value
-
     @torch.no_grad()
     def check(self, tolerance: float = 1e-5) -> None:
         """Raise ValueError if an invariant of the sphere is broken, naming the place.
 
         nGPT: every unit row has norm 1, and on a probe of a few tokens h has norm 1 after the embedding and after every block.
-        Both models: parameters and logits are finite. ``tolerance`` is widened to what half precisions can hold.
+        Both models: parameters, routers' biases and logits are finite. ``tolerance`` is widened to what half precisions can
+        hold.
         """
-        for name, p in self.named_parameters():
-            if not bool(torch.isfinite(p).all()):
+        if not within(tolerance, 0):
+            raise ValueError(f"tolerance is how far a norm may be from 1, a number >= 0; got {tolerance!r}.")
+        for name, x in self.state_dict().items():
+            if x.is_meta:
+                raise ValueError(f"{name} is on the meta device and has no values: call to_empty(device=...), init_weights().")
+            if not bool(torch.isfinite(x).all()):
                 raise ValueError(f"{name} has entries that are not finite.")
         for name, dim in unit_axes(self).items():
             self._check_unit(name, self.get_parameter(name), dim, tolerance)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .grouped import combine, dispatch, expert_mm, sort_by_expert
 from .mlp import MLP, relu2
-from .precision import full_precision
+from .precision import autocast, full_precision
 from .residual import Aux
 from .scale import Scale
 from .unit import init_rows_, rows
@@ -45,7 +45,7 @@ def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
     T, E = scores.shape[1:]
     f = load * (E / (top_k * T))
     P = (scores / scores.sum(-1, keepdim=True).clamp_min(TINY)).mean(1)
-    return (f * P).sum(-1).mean()
+    return (f * P).sum(-1).mean() if len(scores) else scores.sum()  # no sequence, nothing to balance
 
 
 class Router(nn.Module):
@@ -83,10 +83,11 @@ class Router(nn.Module):
 
         Up if its load [E] was below the mean, down if above, else not at all.
         """
-        if load.shape != self.bias.shape:
+        shape = tuple(load.shape) if isinstance(load, Tensor) else None
+        if shape != tuple(self.bias.shape):
             raise ValueError(
-                f"A load has a count for each of the {len(self.bias)} experts; "
-                f"got the shape {tuple(load.shape)}."
+                f"A load is a tensor with a count for each of the {len(self.bias)} experts; "
+                f"got {f'the shape {shape}' if shape is not None else repr(load)}."
             )
         load = load.to(self.bias.device, torch.float64)
         direction = torch.sign(load.mean() - load).to(self.bias.dtype)
@@ -116,8 +117,9 @@ class Experts(nn.Module):
         s_u = None if self.s_u is None else self.s_u()
         if s_u is not None and s_u.ndim == 2:  # a row of s_u for each token: that of its expert
             s_u = s_u.repeat_interleave(counts, 0, output_size=len(x))
-        u = expert_mm(x, self.up, ends, True)
-        return expert_mm(relu2(u if s_u is None else u * s_u), self.down, ends, False)  # eq. mlpscaling1
+        u = expert_mm(*autocast(x, self.up), ends, True)
+        u = relu2(u if s_u is None else u * s_u)  # eq. mlpscaling1
+        return expert_mm(*autocast(u, self.down), ends, False)
 
 
 class MoE(nn.Module):

@@ -1,13 +1,22 @@
-"""Where must autocast not round?
+"""Where must autocast not round, and where can it not see what it should?
 
-Where a number decides or is remembered: a router's scores (which expert?) and the state of a scan. There the code says in
-which precision it computes, and switches autocast off around it.
+It must not where a number decides or is remembered: a router's scores (which expert?) and the state of a scan. There the code
+says in which precision it computes, and switches autocast off around it. And it does not look into operators of our own
+(experts, cross-entropy): what they multiply is cast first, as ``F.linear`` would have it.
 """
 
 import torch
 from torch import Tensor
 
-__all__ = ["full_precision"]
+__all__ = ["autocast", "full_precision"]
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors as autocast hands them to ``F.linear``; float64 stays, and outside of autocast they are what they were."""
+    kind = "cpu" if tensors[0].is_meta else tensors[0].device.type
+    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
 
 def full_precision(x: Tensor) -> torch.autocast:

@@ -19,7 +19,8 @@ Symbols (Mamba-2's letters):
     documents [b, T]: ids of packed documents; no state passes from one to the next. An initial state belongs to the first.
 
 States are computed in float32 (float64 stays float64), under autocast too. Every decay is exp of a difference of cumulative
-sums that is masked *before* exp: what lies above the diagonal would overflow, and 0 * inf in the backward pass is NaN.
+sums that is bounded by 0 *before* exp (a decay is at most 1, since dt > 0 and A < 0): what lies above the diagonal would
+overflow, and 0 * inf in the backward pass is NaN.
 """
 
 import importlib.util
@@ -43,16 +44,17 @@ def segments(documents: Tensor) -> Tensor:
 
 
 def _check(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, initial_state: Tensor | None, documents: Tensor | None
-) -> None:
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial_state: Tensor | None,
+    documents: Tensor | None,
+) -> None:  # fmt: skip
     """The rules of the shapes, so that a slip is named here and not inside a matrix product."""
     if x.ndim != 4 or B.ndim != 4:
         raise ValueError(f"x must be [b, T, H, P] and B [b, T, G, N]; got x {tuple(x.shape)} and B {tuple(B.shape)}.")
     (b, T, H, P), (G, N) = x.shape, B.shape[2:]
-    if T < 1 or H % G:
+    if T < 1 or G < 1 or H % G:
         raise ValueError(f"A scan needs T >= 1 tokens, and heads H that are a multiple of the groups G; got {T=}, {H=}, {G=}.")
     wanted = {"dt": (dt, (b, T, H)), "A": (A, (H,)), "B": (B, (b, T, G, N)), "C": (C, (b, T, G, N))}
-    wanted |= {"initial_state": (initial_state, (b, H, P, N)), "documents": (documents, (b, T))}
+    wanted |= {"D": (D, (H,)), "initial_state": (initial_state, (b, H, P, N)), "documents": (documents, (b, T))}
     for name, (value, shape) in wanted.items():
         if value is not None and tuple(value.shape) != shape:
             raise ValueError(f"{name} must have shape {shape} beside x {tuple(x.shape)}; got {tuple(value.shape)}.")
@@ -79,7 +81,7 @@ def ssd_recurrent(
     initial_state: [b, H, P, N], or None for zeros; it belongs to the first document.
     documents: [b, T] ids of packed documents, or None; no state passes from one to another.
     """
-    _check(x, dt, A, B, C, initial_state, documents)
+    _check(x, dt, A, B, C, D, initial_state, documents)
     wide, r = torch.promote_types(x.dtype, torch.float32), x.shape[2] // B.shape[2]
     xs, dt, A = x.to(wide), dt.to(wide), A.to(wide)
     # each head its group's
@@ -115,9 +117,9 @@ def ssd_chunked(
 
     Arguments and results are those of ``ssd_recurrent``; ``chunk`` changes the speed alone.
     """
-    _check(x, dt, A, B, C, initial_state, documents)
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1 token; got {chunk}.")
+    _check(x, dt, A, B, C, D, initial_state, documents)
+    if not isinstance(chunk, int) or chunk < 1:
+        raise ValueError(f"chunk must be a number of tokens, at least 1; got {chunk!r}.")
     with full_precision(x):
         return _chunked(x, dt, A, B, C, D, initial_state, documents, chunk)
 
