@@ -16,13 +16,16 @@ import math
 import torch
 from torch import Tensor
 
+from .checks import number
+
 __all__ = ["angle", "cap_angle", "random", "slerp", "step", "tangent", "unit"]
 
 
 def widen(x: Tensor) -> Tensor:
     """Half precisions are squared and summed in float32; float32 and float64 stay what they are."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"A vector of the sphere is a tensor (torch.as_tensor makes one); got {type(x).__name__}.")
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"Vectors must be tensors of floating-point numbers, such as torch.tensor([3.0, 4.0]); got {got}.")
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -130,8 +133,12 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
     max_angle: theta_max in radians; the recipe's 1 degree is ``math.radians(1)``.
     dim: the axis of the vectors.
     """
-    if not isinstance(max_angle, Tensor) and not max_angle >= 0:
-        raise ValueError(f"cap_angle: max_angle (radians) must be >= 0; got {max_angle}.")
+    if isinstance(max_angle, Tensor):  # on a device looking would make the host wait
+        fits = max_angle.device.type != "cpu" or bool((max_angle >= 0).all())
+    else:
+        fits = number(max_angle) and max_angle >= 0
+    if not fits:
+        raise ValueError(f"cap_angle: max_angle, in radians, must be >= 0; got {max_angle!r}.")
     dtype, (w, delta) = w.dtype, (widen(w), widen(delta))
     u, length, along, ww = _split(w, delta, dim)
     over = (torch.atan2(length, along) > max_angle) & (length > 0)

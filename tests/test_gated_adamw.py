@@ -6,6 +6,7 @@ import io
 import math
 import pickle
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -611,42 +612,125 @@ def test_a_nonfinite_gradient_raises_before_anything_changes_and_names_itself(ba
     assert same(snapshot(optimizer), before)
 
 
-def test_a_large_but_finite_gradient_whose_sum_overflows_is_no_error():
+@pytest.mark.parametrize("path", [dict(), dict(fused=False)], ids=str)
+def test_a_gradient_whose_square_overflows_is_told_and_one_below_it_leaves_its_coordinate_alive(path):
     p = torch.nn.Parameter(torch.zeros(10))
-    optimizer = ng.GatedAdamW([p], lr=0.1)
-    p.grad = torch.full((10,), 1e38)
+    optimizer = ng.GatedAdamW([("free", p)], lr=0.1, **path)
+    p.grad = torch.full((10,), 1.8e19)  # the sum of the squares is beyond float32, each one is not
     optimizer.step()
+    assert optimizer.state[p]["exp_avg_sq"].isfinite().all()
+    p.grad = torch.full((10,), 1.9e19)  # v would be infinite for ever, and the coordinate would never move again
+    with pytest.raises(ValueError, match=r"'free'.*square overflows, at step 2"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("path", [dict(), dict(fused=False), dict(foreach=True), "on a device"], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64])
-def test_a_finite_gradient_whose_product_with_w_overflows_does_not_reach_the_unit_rows(path, dtype):
-    most = torch.finfo(dtype).max
+def test_a_finite_gradient_whose_projection_overflows_when_squared_does_not_reach_the_unit_rows(path, dtype):
+    most = math.sqrt(torch.finfo(dtype).max)
     p = torch.nn.Parameter(torch.ones(3, 64, dtype=dtype))
     deferred = path == "on a device"
     optimizer = ng.GatedAdamW([("rows", p)], lr=0.1, unit_dim=-1, **({} if deferred else path))
     optimizer._watch.defer = deferred or None
-    for size, goes in ((1.0, True), (most / 20, True), (0.9 * most, False)):  # 2 sqrt(64) = 16
+    for size, goes in ((1.0, True), (most / 10, True), (most / 8, False)):  # 1 + sqrt(64) = 9
         p.grad = torch.full((3, 64), size, dtype=dtype)
         p.grad[:, ::2] *= -0.5  # neither along w nor across it
         before = p.detach().clone()
         if goes:
             optimizer.step()
         else:
-            with pytest.raises(ValueError, match=r"'rows'.*<w, g> overflows, at step 3"):
+            with pytest.raises(ValueError, match=r"'rows'.*square overflows, at step 3"):
                 optimizer.step()
                 optimizer._watch.settle()
             assert torch.equal(p.detach(), before)
-        assert p.detach().isfinite().all()
+        assert p.detach().isfinite().all() and optimizer.state[p]["exp_avg_sq"].isfinite().all()
     assert int(optimizer.state[p]["step"]) == 2
 
 
-def test_without_the_projection_no_product_can_overflow_and_the_same_gradient_passes():
+def test_without_the_projection_the_same_gradient_passes():
     p = torch.nn.Parameter(torch.ones(3, 64))
     optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1, tangent=False)
-    p.grad = torch.full((3, 64), 3e38)
+    p.grad = torch.full((3, 64), 1.8e19)
     optimizer.step()
-    assert p.detach().isfinite().all()
+    assert p.detach().isfinite().all() and optimizer.state[p]["exp_avg_sq"].isfinite().all()
+
+
+@pytest.mark.parametrize("cap", [None, 0.1])
+@pytest.mark.parametrize("path", [dict(), dict(fused=False)], ids=str)
+def test_a_candidate_beyond_the_range_leaves_its_row_where_it_is(path, cap):
+    p = torch.nn.Parameter(torch.randn(2, 4))
+    optimizer = ng.GatedAdamW([p], lr=0.1, betas=(0.9, 0.0), unit_dim=-1, cap=cap, **path)  # v forgets at once, m does not
+    p.grad = torch.tensor([[1.0, -2.0, 3.0, 1.0]] * 2) * torch.tensor([[1e10], [1e-9]])
+    optimizer.step()
+    p.grad = torch.zeros(2, 4)
+    optimizer.step()
+    torch.testing.assert_close(p.detach().norm(dim=-1), torch.ones(2))
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.3, 0.5])
+@pytest.mark.parametrize("unit_dim", [None, -1])
+def test_a_short_memory_forgets_a_large_gradient_on_every_path(beta1, unit_dim):
+    found = []
+    for fused in (None, False):
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(3, 40))
+        optimizer = ng.GatedAdamW([p], lr=0.01, betas=(beta1, 0.9), unit_dim=unit_dim, fused=fused)
+        for size in (1e6, *(1e-2,) * 60):
+            p.grad = size * torch.randn(3, 40)
+            optimizer.step()
+        found.append(optimizer.state[p]["exp_avg"])
+    assert found[1].abs().max() < 0.1
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"), [("eps", 1e-6, "eps_gate.* and eps_num"), ("nonfinite", "skip", "the constructor")]
+)
+def test_a_group_key_that_would_do_nothing_is_refused(key, value, words):
+    with pytest.raises(ValueError, match=rf"{key} is no key of a parameter group; got {value!r}.*{words}"):
+        ng.GatedAdamW([{"params": [parameter(3)], key: value}], lr=0.1)
+    optimizer = ng.GatedAdamW([parameter(3)], lr=0.1)
+    with pytest.raises(ValueError, match="is no key"):
+        optimizer.add_param_group({"params": [parameter(3)], key: value})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_two_parameters_of_one_name_may_not_share_their_noise():
+    def groups():
+        return [dict(params=[("w", parameter(3, 4))]), dict(params=[("w", parameter(3, 4))])]
+
+    ng.GatedAdamW(groups(), lr=0.1, unit_dim=-1)
+    with pytest.raises(ValueError, match="two are called 'w'"):
+        ng.GatedAdamW(groups(), lr=0.1, unit_dim=-1, pmen=ng.PMEN())
+
+
+def test_a_cap_that_a_schedule_wrote_below_zero_is_told():
+    p = parameter(3, 4)
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1, cap=0.1)
+    optimizer.param_groups[0]["cap"], p.grad = -0.1, torch.ones_like(p)
+    with pytest.raises(ValueError, match=r"cap is an angle in radians, >= 0.*-0\.1"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("change", [dict(a=-1.0), dict(decay="bogus"), dict(eps_gate=0.0), dict(betas=(0.9, 1.0))], ids=str)
+def test_a_state_that_breaks_a_rule_of_the_constructor_is_refused(change):
+    p = parameter(3, 4)
+    optimizer = ng.GatedAdamW([p], lr=0.1)
+    state = optimizer.state_dict()
+    state["param_groups"][0].update(change)
+    with pytest.raises(ValueError, match=next(iter(change))):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["a"] == 0.5 and optimizer.param_groups[0]["decay"] == "lr"
+
+
+@pytest.mark.parametrize("make", [partial(torch.optim.SGD, momentum=0.9), partial(torch.optim.AdamW, amsgrad=True)])
+def test_the_state_of_another_optimizer_is_refused(make):
+    p = parameter(3, 4)
+    p.grad = torch.ones_like(p)
+    other = make([p], lr=0.1)
+    other.step()
+    with pytest.raises(ValueError, match="the state of a parameter must have exp_avg, exp_avg_sq, step"):
+        ng.GatedAdamW([p], lr=0.1).load_state_dict(other.state_dict())
 
 
 def test_skip_leaves_the_step_out_and_counts_it():

@@ -67,6 +67,15 @@ def test_areas_are_exact_where_a_formula_exists(rho):
     assert area(lambda r: 1.0 if r < 1 / 3 else 0.0) == pytest.approx(1 / 3, abs=1e-9)  # even a jump
 
 
+@pytest.mark.parametrize("rho", [1e-4, 0.05, 1.0])
+def test_areas_of_schedules_with_noise_or_large_values_are_found_in_the_end(rho):
+    def rough(r):
+        return float(torch.cos(torch.tensor(1.5 * r, dtype=torch.float32)))
+
+    assert area(rough) == pytest.approx(math.sin(1.5) / 1.5, rel=1e-8)
+    assert area(partial(log_decay, rho=rho, eta_max=1e7)) == pytest.approx(1e7 * area(partial(log_decay, rho=rho)), rel=1e-12)
+
+
 @given(st.floats(1e-3, 100), st.sampled_from(sorted(SCHEDULES)), st.floats(0, 0.5), st.floats(0, 0.5))
 @settings(max_examples=25, deadline=None)
 def test_matched_schedules_have_the_same_area_and_keep_their_shape(rho, name, eta_min, share):
@@ -267,6 +276,8 @@ def test_another_length_is_refused_or_continues_without_a_jump():
         (lambda: warmup_before(wsd, 1.0), r"in \[0, 1\)"),
         (lambda: match_auc(lambda r: 0.0, cosine), "positive area"),
         (lambda: match_auc(cosine, lambda r: 0.0), "positive area"),
+        (lambda: match_auc(lambda r: math.nan, cosine), "one finite number for each r .*got nan"),
+        (lambda: match_auc("log", cosine), "A schedule is a function .*got 'log'"),
         (lambda: Schedule(optimizer(), 0), "total_steps"),
         (lambda: Schedule(optimizer(), 2.5), "total_steps"),
         (lambda: Schedule(optimizer(), 5, "exp"), "log, cosine, linear, wsd"),

@@ -188,3 +188,16 @@ def test_random_points_are_unit_and_spread_evenly():
     torch.testing.assert_close(x.norm(dim=-1), torch.ones(20000, dtype=torch.float64))
     assert x.mean(0).abs().max() < 0.02
     torch.testing.assert_close(x.T @ x / 20000, torch.eye(3, dtype=torch.float64) / 3, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("x", [[3.0, 4.0], 2.0, None, torch.tensor([3, 4])], ids=str)
+def test_what_is_no_vector_is_told(x):
+    with pytest.raises(ValueError, match="Vectors must be tensors of floating-point numbers"):
+        sphere.unit(x)
+
+
+@pytest.mark.parametrize("angle", [-0.5, math.nan, None, "1", torch.tensor(-0.5), torch.tensor([[0.1], [-0.1]])], ids=str)
+def test_an_angle_below_zero_is_no_cap(angle):
+    w = torch.eye(2)
+    with pytest.raises(ValueError, match=r"max_angle, in radians, must be >= 0; got"):
+        sphere.cap_angle(w, torch.ones(2, 2), angle)

@@ -72,8 +72,8 @@ def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float) -> Tensor:
     gamma / d = 1 / (d + eps_gate (d/eps_gate)^(1-a)): with a = 1 the denominator is
     d + eps_gate to the bit, AdamW's own, and nothing is 0/0 there. At d = 0 the limit of
     the gate is taken: m_hat / eps_gate for a = 1; for a > 1 zero; for a < 1 the
-    denominator is zero too, but v = 0 means that no gradient was ever seen, so the
-    direction is zero.
+    denominator is zero too, but v = 0 means that no gradient was ever seen (or none
+    whose square the precision holds), so the direction is zero.
     """
     denominator = d + eps_gate * (d / eps_gate) ** (1 - a)  # app. A
     return torch.where(denominator == 0, 0.0, m_hat / denominator)
@@ -186,7 +186,8 @@ def update(
     u = sphere.project(delta, w, wd, ww, torch.finfo(w.dtype).tiny)
     (uu,) = yield _sums(rule.dim, u * u)
     length, along = sphere.polar(ww, wd, dd, uu)
-    new, norm = w + delta, torch.hypot(along, uu.sqrt())
+    new, size = w + delta, torch.hypot(along, uu.sqrt())
+    norm = size
     over = torch.zeros_like(length, dtype=torch.bool)
     if rule.cap is not None:
         over = (torch.atan2(length, along) > rule.cap) & (length > 0)  # section 2.3, ASC
@@ -197,9 +198,10 @@ def update(
         phi = phi if rule.cap is None else torch.where(over, rule.cap, phi)
         seen |= {"psi": psi, "capped": over, "angle": phi}
     # Norm, the retraction. A vector that did not move keeps its bits: normalizing again
-    # would change the last ones. A zero vector has no sphere, a zero candidate no
-    # direction: both stay where they are. (nan equals nothing, and goes on.)
-    return torch.where((moved == 0) | (ww == 0) | (norm == 0), w, new / norm), m, v
+    # would change the last ones. A zero vector has no sphere; a candidate of zero, or one
+    # beyond the range, no direction: they stay. (nan equals nothing, and goes on.)
+    stays = (moved == 0) | (ww == 0) | (size == 0) | (size == math.inf)
+    return torch.where(stays, w, new / norm), m, v
 
 
 def run(steps: Update) -> tuple[Tensor, Tensor, Tensor]:

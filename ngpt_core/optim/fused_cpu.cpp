@@ -154,10 +154,10 @@ enum Gate { HALF, ONE, POWER };  // a = 1/2 and eps_num > 0; a = 1; any other
 
 /* Sweep 2 for one vector: moments in place, the direction z returned. The same for a row and for coordinates. */
 template <Gate gate> struct Moments {
-    float rest1, beta2, rest2, clip, floor, clip2, floor2, root2, eps_num, eps_gate, root_gate, one_a;
+    float beta1, rest1, beta2, rest2, clip, floor, clip2, floor2, root2, eps_num, eps_gate, root_gate, one_a;
 
     Moments(const Rule& r, const Job& j)
-        : rest1(1 - r.beta1), beta2(r.beta2), rest2(1 - r.beta2), clip(j.clip),
+        : beta1(r.beta1), rest1(1 - r.beta1), beta2(r.beta2), rest2(1 - r.beta2), clip(j.clip),
           floor(j.floor), clip2(0.999999 * j.clip * j.clip), floor2(j.floor * j.floor), root2(1 / std::sqrt(j.bc2)),
           eps_num(r.eps_num), eps_gate(r.eps_gate), root_gate(std::sqrt(r.eps_gate)), one_a(1 - r.a) {}
 
@@ -169,8 +169,8 @@ template <Gate gate> struct Moments {
             x = most(-bound, least(bound, x));  // in this order NaN stays NaN
             xx = x * x;
         }
-        vec m0 = at.load(m), m1 = rest1 * (x - m0) + m0;  // alg. 1, line 4
-        vec v1 = beta2 * v0 + rest2 * xx;                 // alg. 1, line 5
+        vec m0 = at.load(m), m1 = rest1 < 0.5f ? rest1 * (x - m0) + m0 : x - beta1 * (x - m0);  // alg. 1, line 4: the larger part as it is
+        vec v1 = beta2 * v0 + rest2 * xx;  // alg. 1, line 5
         at.store(m, m1);
         at.store(v, v1);
         least_v = least(least_v, v1);
@@ -273,7 +273,7 @@ static bool row_step(const Rule& r, const Job& j, Cap cap, float* w, const float
     }
     const double across = std::fabs(step) * std::sqrt(uu), along = norm * (1 + step * k - r.decay);
     const double length = std::sqrt(across * across + along * along);
-    if (length == 0) return false;  // a candidate of zero has no direction
+    if (length == 0 || length == std::numeric_limits<double>::infinity()) return false;  // no direction: zero, or beyond the range
     double A = (1 - r.decay) / length, B = step / length;  // Norm
     const double moved2 = step * step * zz - 2 * step * r.decay * wz + r.decay * r.decay * ww;
     const double rounding = 4 * std::numeric_limits<float>::epsilon();

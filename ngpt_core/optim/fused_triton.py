@@ -56,7 +56,7 @@ def _moments(
         bound = C_R * tl.maximum(tl.sqrt_rn(v), floor)  # app. C, eqs. v_bar and C_R
         clipped = tl.where(x > bound, bound, tl.where(x < -bound, -bound, x))  # app. C, eq. g_i; NaN stays NaN
         x = tl.where(clipping, clipped, x)
-    m = m + rest1 * (x - m)  # alg. 1, line 4
+    m = tl.where(rest1 < 0.5, m + rest1 * (x - m), x - (1 - rest1) * (x - m))  # alg. 1, line 4: the larger part as it is
     v = beta2 * v + rest2 * (x * x)  # alg. 1, line 5
     d = tl.sqrt_rn(v / bc2) + eps_num  # alg. 1, lines 7 and 8
     if GATE == 1:
@@ -143,7 +143,7 @@ def row_kernel(
         over = far & (across * cos > along * sin)  # phi > theta_max, both in [0, pi]
         new = tl.where(over, (cos / norm) * w + (sin / across) * u, new)  # section 2.3, ASC
     new = tl.where(tl.sum(tl.abs(whole), 0) * length == 0, w, new)  # what did not move keeps its bits; zero has no direction
-    new = tl.where(ww == 0, w, new)
+    new = tl.where((ww == 0) | (length == float("inf")), w, new)
     go = inside
     if MASKED:
         go = at < tl.where(tl.load(MASK) != 0, d, 0)

@@ -31,7 +31,8 @@ class GatedAdamW(torch.optim.Optimizer):
         \theta_t = \theta_{t-1} - \eta_t \left(\alpha\, \gamma_t \odot \frac{\hat m_t}{d_t} + \lambda\, \theta_{t-1}\right)
 
     The formula is written with ``decay="eta"``; by default lambda is multiplied by lr. With ``a=1, eps_num=0, eps_gate=eps,
-    unit_dim=None`` it is ``torch.optim.AdamW`` with that eps and the same lr, betas and weight_decay, whose defaults differ.
+    unit_dim=None`` it is ``torch.optim.AdamW`` with that eps and the same lr, betas and weight_decay, whose defaults differ (to
+    rounding: the fused step adds the decay to the update, where torch multiplies by 1 - lr lambda first).
     Every keyword but ``nonfinite`` is also a key of a parameter group.
 
     >>> model = torch.nn.Linear(4, 4)
@@ -58,9 +59,9 @@ class GatedAdamW(torch.optim.Optimizer):
         pmen: Post-Moment Exploration Noise, ``PMEN(...)`` or None.
         cap: the Angular Step Cap in radians, or None. A schedule writes it as it writes ``lr``.
         nonfinite: what a gradient with nan or inf does: "raise" a ValueError that names it, "skip" the step and count it in
-            ``optimizer.skipped``, or "off". So does, where ``tangent`` is on, one so large that <w, g> could overflow
-            (1.7e36 in float32, rows of 1e4). On an accelerator the update is masked there and then, and the error or the
-            count comes with the next step, so that the host never waits.
+            ``optimizer.skipped``, or "off". So does one so large that its square could overflow, and v with it for ever (1.8e19
+            in float32; where ``tangent`` is on, that over 1 + the root of the rows' length). On an accelerator the update is
+            masked there and then, and the error or the count comes with the next step, so that the host never waits.
         maximize: ascend instead of descending.
         foreach: stack tensors of one shape and update them together. None: the small ones, on accelerators.
         capturable: keep the step counter on the device, so that a CUDA graph can hold the step. (``lr`` and ``cap`` must
@@ -121,9 +122,11 @@ class GatedAdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
+            rules.check_keys(param_group)
             group.setdefault("alpha", float(group["lr"]) if checks.number(group["lr"]) else None)
             first = sum(len(g["params"]) for g in self.param_groups[:-1])
             rules.check(group, first)
+            rules.check_names(self.param_groups)
             if not self._building:
                 rules.normalize(group, rules.sizes(group, first))
         except ValueError:
@@ -213,8 +216,11 @@ class GatedAdamW(torch.optim.Optimizer):
         saved = state_dict["param_groups"]
         if len(saved) == len(self.param_groups):  # otherwise torch's own error explains
             state_dict = {**state_dict, "param_groups": [rules.unpack(s, own) for s, own in zip(saved, self.param_groups)]}
+            for group, own, first in zip(state_dict["param_groups"], self.param_groups, self._firsts()):
+                rules.check({**group, "params": own["params"]}, first)
         numbers = [n for group in saved for n in group["params"]]
         own = [slot for group, first in zip(self.param_groups, self._firsts()) for slot in rules.named(group, first)]
+        rules.check_state(state_dict["state"])
         moments = {
             (name, p, key): state_dict["state"][n][key]
             for n, (name, p) in zip(numbers, own)

@@ -73,6 +73,43 @@ def check(group: dict, first: int = 0) -> None:
             rule(not p.is_meta, f"{name!r} is on the meta device and has no values to normalize. Materialize the model first.")
 
 
+def check_keys(group: dict) -> None:
+    """Keys that look as if they did something, and would not."""
+    for key, instead in (
+        ("eps", "AdamW's eps is two numbers here: eps_gate, the gate's threshold (with a=1 it is AdamW's eps), and eps_num."),
+        ("nonfinite", "It holds for all groups: give it to the constructor."),
+    ):
+        if key in group:
+            raise ValueError(f"GatedAdamW: {key} is no key of a parameter group; got {group[key]!r}. {instead}")
+
+
+def check_names(groups: list[dict]) -> None:
+    """PMEN's signs come from names: two parameters of one name would be given the same noise."""
+    seen = set()
+    for group in groups:
+        if group["pmen"] is None or group["unit_dim"] is None or not group.get("param_names"):
+            continue
+        for name, _ in named(group):
+            if name in seen:
+                raise ValueError(
+                    f"GatedAdamW: pmen draws its signs from the parameters' names, and two are called {name!r}: they would get "
+                    "the same noise. Give them names of their own."
+                )
+            seen.add(name)
+
+
+def check_state(state: dict) -> None:
+    """The saved state must be one of (Gated)AdamW: a counter and two moments for each parameter that has any."""
+    wanted, extra = {"exp_avg", "exp_avg_sq", "step"}, "max_exp_avg_sq"
+    for i, entry in state.items():
+        if entry and not (wanted <= entry.keys() and extra not in entry):
+            raise ValueError(
+                f"GatedAdamW: the state of a parameter must have {', '.join(sorted(wanted))}, as AdamW's has, and no {extra} "
+                f"(amsgrad); that of parameter {i} has {', '.join(sorted(map(str, entry)))}. Load the state of a GatedAdamW or "
+                "AdamW, or begin without one."
+            )
+
+
 def named(group: dict, first: int = 0) -> Iterator[tuple[str, Tensor]]:
     """(name, parameter). Without names, parameters are called by the order in which they were added: "0", "1", ..."""
     names = group.get("param_names") or [str(first + i) for i in range(len(group["params"]))]
@@ -108,7 +145,7 @@ def sizes(group: dict, first: int = 0) -> list[Tensor]:
             where = f"at {place} of its other dimensions"
         raise ValueError(
             f"GatedAdamW: unit_dim={dim} asks for unit vectors along that dimension, but {names[n]!r} has a {kind} vector "
-            f"({where}), or one whose sum is, which has no direction. Initialize it (Gaussian, say), or use unit_dim=None."
+            f"({where}): the sum of its magnitudes gives no direction. Initialize it (Gaussian, say), or use unit_dim=None."
         )
     return found
 

@@ -4,8 +4,9 @@
     "skip"   the step does not happen, and is counted in ``skipped``
     "off"    nobody looks
 
-A finite number can do the same harm: each gradient has a limit (``paths.limit_of``) that its magnitudes must stay below. The
-largest magnitude is what the one reading finds anyway.
+A finite number can do the same harm: a second moment that has overflowed stays infinite, and its coordinate never moves again.
+So each gradient has a limit (``paths.limit_of``) that its magnitudes must stay below; the largest of them is what the one
+reading finds anyway.
 
 On the CPU the gradients are looked at before anything changes. On an accelerator that would make the host wait for the
 device at every step, so there a flag on the device masks the whole update, and the host reads the flag a step later, when it
@@ -118,7 +119,7 @@ class Watch:
         others = f" ({len(where) - 1} more parameters too)" if len(where) > 1 else ""
         raise ValueError(
             f'nonfinite="raise": the gradient of parameter {found.names[where[0]]!r} holds nan or inf, or numbers whose '
-            f"<w, g> overflows, at step {t}{others}; nothing was changed. Look at the loss of this batch, lower lr or clip; "
+            f"square overflows, at step {t}{others}; nothing was changed. Look at the loss of this batch, lower lr or clip; "
             'nonfinite="skip" drops such steps and counts them.'
         )
 

@@ -61,18 +61,20 @@ def rule_of(group: dict, p: Tensor) -> Rule:
 
 
 def limit_of(group: dict, p: Tensor) -> float:
-    """What a gradient's magnitudes must stay below. With the tangent projection, so far that <w, g> cannot overflow.
+    """What a gradient's magnitudes must stay below, so that its square, which goes into v and stays there, cannot overflow.
 
-    |<w, g>| <= ||w|| ||g|| <= sqrt(d_j) max|g| for every part of that sum too; the 2 leaves room for g - w <w, g>.
+    With the tangent projection |g - w <w, g>| <= (1 + sqrt(d_j)) max|g|, since |<w, g>| <= ||w|| ||g|| <= sqrt(d_j) max|g|.
     """
+    root = math.sqrt(torch.finfo(torch.float64 if p.dtype == torch.float64 else torch.float32).max)
     if group["unit_dim"] is None or not group["tangent"]:
-        return math.inf
-    most = torch.finfo(torch.float64 if p.dtype == torch.float64 else torch.float32).max
-    return most / (2 * math.sqrt(max(1, p.shape[group["unit_dim"]])))
+        return root
+    return root / (1 + math.sqrt(p.shape[group["unit_dim"]]))
 
 
 def step_group(number: int, group: dict, slots: list[Slot], mask: Tensor | None, probe: Diagnostics | None) -> None:
     """One step of one group, in place. ``mask``: a bool on the device; where it is False, nothing changes."""
+    if (cap := group["cap"]) is not None and not isinstance(cap, Tensor) and not cap >= 0:
+        raise ValueError(f"GatedAdamW: cap is an angle in radians, >= 0, or None; the group {number} has {cap!r} now.")
     fast, plain = [], defaultdict(list)
     for slot in slots:
         if group["fused"] is not False and _why_not_fused(group, slot, mask, probe) is None:

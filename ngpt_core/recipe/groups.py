@@ -203,7 +203,7 @@ def format_table(rows: list[Row]) -> str:
         r = same[0]
         lines.append((
             name, str(len(same)), "x".join(map(str, r.shape)), "-" if r.unit_dim is None else str(r.unit_dim), f"{r.lr:.4g}",
-            f"{r.warmup:.0%}" if r.warmup else "-", f"{r.a:g}", "-" if r.cap is None else f"{math.degrees(r.cap):g}°",
+            f"{100 * r.warmup:.3g}%" if r.warmup else "-", f"{r.a:g}", "-" if r.cap is None else f"{math.degrees(r.cap):g}°",
             "yes" if r.pmen else "-", f"{r.weight_decay:g}" if r.weight_decay else "-",
         ))  # fmt: skip
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
