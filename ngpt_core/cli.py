@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
     args = _parser(argv[0] if argv else "").parse_args(argv)
+    if hasattr(sys.stdout, "reconfigure"):  # a model may write what the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _ends_on_sigterm():
             return args.command(args)
@@ -199,7 +201,9 @@ def _add_data(commands) -> None:
         "--tokenizer", default="bytes", help="bytes, a tokenizer.json, a Hugging Face name, or tiktoken:NAME (default: bytes)"
     )
     pack.add_argument("--field", default="text", help="where JSON lines, parquet and datasets have their text (default: text)")
-    pack.add_argument("--separator", help="cut text files into documents here (default: a file is a document)")
+    pack.add_argument(
+        "--separator", help=r"cut text files into documents here; \n is a new line, \t a tab (default: a file is a document)"
+    )
     pack.add_argument("--end-of-text", help="the token that ends a document, for a tokenizer that has several")
     pack.add_argument("--val-fraction", type=float, default=0.02, help="share of the tokens to hold out (default: 0.02)")
     pack.add_argument("--shard-tokens", type=int, default=1 << 28, help="tokens of a shard at most (default: 2^28)")
@@ -213,10 +217,11 @@ def _pack(args: argparse.Namespace) -> int:
     from .train.pack import pack_files
     from .train.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(args.tokenizer, args.end_of_text)
-    _describe(
-        pack_files(args.files, args.out, tokenizer, args.field, args.separator, args.val_fraction, args.shard_tokens), args.out
-    )
+    tokenizer, separator = load_tokenizer(args.tokenizer, args.end_of_text), args.separator
+    if separator is not None:  # a shell hands over two characters
+        separator = separator.replace(r"\n", "\n").replace(r"\t", "\t")
+    manifest = pack_files(args.files, args.out, tokenizer, args.field, separator, args.val_fraction, args.shard_tokens)
+    _describe(manifest, args.out)
     return 0
 
 

@@ -167,7 +167,7 @@ class ModelConfig:
     """The baseline's peak learning rate."""
     tokens: int | None = None
     """Training tokens; the presets of the ladder have the paper's. If there is a number, ngpt train and ngpt plan take as many
-    steps as it needs, where steps is not given, and 512 sequences of 8,192 tokens a step, where those are not."""
+    steps as it needs, where steps is not given."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -31,7 +31,7 @@ def ladder_pattern(pairs: int, attention: int) -> str:
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"  # Nemotron-3 Nano's own
 
 # rung: d_model, pattern, expert ff, shared ff, Mamba heads, query heads, C, billions of tokens, GPT's peak lr
-_LADDER = {
+LADDER = {
     "1B": (768, ladder_pattern(10, 3), 384, 768, 24, 12, 0.24, 88, 2.2e-3),
     "2B": (960, ladder_pattern(14, 4), 448, 896, 40, 12, 0.24, 140, 2.0e-3),
     "4B": (1152, ladder_pattern(20, 5), 576, 1152, 40, 12, 0.24, 215, 1.8e-3),
@@ -42,7 +42,7 @@ _LADDER = {
 
 
 def _ladder(name: str) -> dict[str, object]:
-    d_model, pattern, expert_ff, shared_ff, mamba_heads, n_heads, C, tokens, gpt_lr = _LADDER[name]
+    d_model, pattern, expert_ff, shared_ff, mamba_heads, n_heads, C, tokens, gpt_lr = LADDER[name]
     return dict(
         vocab_size=131072, d_model=d_model, pattern=pattern,
         n_heads=n_heads, n_kv_heads=2, head_dim=128,
@@ -79,7 +79,7 @@ def _dense(name: str) -> dict[str, object]:
 PRESETS = {
     **{name: lambda name=name: _laptop(name) for name in _LAPTOP},
     **{f"{name}-dense": lambda name=name: _dense(name) for name in _DENSE},
-    **{name: lambda name=name: _ladder(name) for name in _LADDER},
+    **{name: lambda name=name: _ladder(name) for name in LADDER},
 }
 
 

@@ -121,6 +121,15 @@ def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
     assert snapshot(straight) == before
 
 
+def test_a_resumed_run_may_change_one_number_of_its_recipe_and_keeps_the_others(corpus, tmp_path):  # noqa: F811
+    train(new_run(corpus, tmp_path / "run", save_every=2, keep=9, recipe=("rho=1.0", "s_z_lr=0.1")))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
+    before = [r["lr"] for r in read_metrics(tmp_path / "run")]
+    assert train(prepare({"out": str(tmp_path / "run"), "recipe": ("s_z_lr=0.2",)}, {}, resume=True)) == 0
+    assert [r["lr"] for r in read_metrics(tmp_path / "run")] == before  # rho is still 1
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["recipe"] == ["rho=1.0", "s_z_lr=0.2"]
+
+
 def test_a_resumed_run_may_lower_its_learning_rate(straight):
     shutil.rmtree(straight / "checkpoints" / "step-00000006")
     before = [r["lr"] for r in read_metrics(straight)]
@@ -334,6 +343,12 @@ def _metrics_on_a_full_disk(*args):
     return metrics
 
 
+def test_a_run_goes_on_when_there_is_no_stderr(corpus, tmp_path, monkeypatch):  # noqa: F811
+    run = new_run(corpus, tmp_path / "run")
+    monkeypatch.setattr("sys.stderr", None)  # as after 2>&-
+    assert train(run) == 0 and len(read_metrics(tmp_path / "run")) == 6
+
+
 def test_a_run_goes_on_when_nobody_looks_on(corpus, tmp_path, monkeypatch):  # noqa: F811
     read, write = os.pipe()
     os.close(read)
@@ -448,6 +463,10 @@ def test_a_config_that_was_edited_is_not_blamed_on_the_checkpoint(straight):
     (straight / "config.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match=r"config.json is not that of .*step-00000006 \(other d_model\)"):
         resume(straight)
+    edited = {"train": {**record["train"], "batch_size": 8}, "model": {**record["model"], "d_model": 32}}
+    (straight / "config.json").write_text(json.dumps({**record, **edited}))
+    with pytest.raises(ValueError, match=r"config.json is not that of .*step-00000006 \(other batch_size\)"):
+        resume(straight)
     for change, words in (
         ({"steps": "six"}, "lacks 'steps'"),
         ({"model": None}, "lacks 'model'"),
@@ -480,6 +499,14 @@ def test_a_damaged_checkpoint_and_an_unknown_format_say_so(straight, tmp_path):
     (path / "state.json").write_text(json.dumps({**state, "format": 99}))
     with pytest.raises(ValueError, match="checkpoint format 99"):
         resume(straight)
+    t = state["schedule"]
+    for change in (
+        {"data": {}}, {"data": None}, {"schedule": {}}, {"seconds": "x"}, {"step": "6"}, {"step": 5}, {"config": None},
+        {"schedule": {**t, "t": 1}}, {"schedule": {**t, "anchor": None}}, {"data": {**state["data"], "counts": [1, 2, 3]}},
+    ):  # fmt: skip
+        (path / "state.json").write_text(json.dumps({**state, **change}))
+        with pytest.raises(ValueError, match=r"(cannot be read: state.json|state.json was damaged or edited).*older"):
+            resume(straight)
     (path / "state.json").write_text(json.dumps(state))
     data = next(path.glob("*.distcp"))
     os.truncate(data, 1000)

@@ -13,6 +13,7 @@ from test_trainer import TINY, corpus  # noqa: F401  (corpus is a fixture)
 from ngpt_core.cli import main
 from ngpt_core.train.demo import paired, seed_spread, verdict
 from ngpt_core.train.metrics import read_metrics
+from ngpt_core.train.trainer import Trainer
 
 SIZES = ["--batch-size=2", "--seq-len=32", "--eval-windows=4", "--sample-tokens=4", "--no-tensorboard"]
 MODEL = ["--preset=pico", *(f"--{k.replace('_', '-')}={v}" for k, v in TINY.items() if k != "preset")]
@@ -86,6 +87,62 @@ def test_an_unfinished_run_generates_from_its_newest_checkpoint(run, tmp_path, c
     assert "no model yet" in sentence(capsys, ["generate", str(tmp_path / "run")])
 
 
+def test_tokens_in_place_of_steps_count_in_the_batches_of_the_preset(tmp_path, capsys):
+    for argv, steps, tokens in (
+        (["--preset=pico", "--tokens=100000"], 49, 49 * 8 * 256),
+        (["--preset=1B", "--tokens=100000"], 1, 512 * 8192),
+    ):
+        assert main(["train", *argv, "--dry-run"]) == 0
+        assert f"{steps} steps, {tokens:,} tokens" in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_is_no_longer_the_model_that_it_exported(corpus, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "run"
+    argv = ["train", *MODEL, "--baseline", *SIZES, f"--data={corpus}", f"--out={out}", "--recipe", "eta_min=1.0", "lr=0.01"]
+    assert main([*argv, "--steps=4"]) == 0
+    shutil.copytree(out / "export", tmp_path / "four")
+    longer = [*argv, "--steps=8", "--re-anchor", "--resume", "--save-every=2"]
+    real = Trainer.step
+    try:
+        Trainer.step = lambda self, look: real(self, look) if self.t < 6 else (_ for _ in ()).throw(KeyboardInterrupt)
+        assert main(longer) == 130
+    finally:
+        Trainer.step = real
+    assert f"{out / 'export'} is removed" in capsys.readouterr().err
+
+    def loss(folder):
+        assert main(["eval", str(folder), "--json", "--windows=4", f"--data={corpus}", "--seq-len=32"]) == 0
+        return json.loads(capsys.readouterr().out)["loss"]
+
+    four, six = loss(tmp_path / "four"), loss(out)
+    assert main(longer) == 0
+    capsys.readouterr()
+    assert loss(out) < six < four
+
+
+def test_a_prompt_that_a_tokenizer_drops_and_a_terminal_without_unicode(run, tmp_path, monkeypatch, capsys):
+    from ngpt_core.train import use
+
+    class Dropping(use.ByteTokenizer):
+        def encode(self, documents):
+            return [super(Dropping, self).encode([document.strip()])[0] for document in documents]
+
+    monkeypatch.setattr(use.Run, "tokenizer", lambda folder: Dropping())
+    assert "has no tokens" in sentence(capsys, ["generate", str(run), "--prompt= "])
+    monkeypatch.undo()
+    command = [sys.executable, "-m", "ngpt_core", "generate", str(run), "--prompt=é", "--max-new-tokens=2"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, env=env)
+    assert done.returncode == 0 and done.stdout.startswith(rb"\xe9"), done
+
+
+def test_a_separator_may_be_a_new_line_as_a_shell_writes_it(tmp_path, capsys):
+    (tmp_path / "lines.txt").write_text("one\ntwo\nthree\n" * 10)
+    argv = ["data", "pack", str(tmp_path / "lines.txt"), f"--out={tmp_path / 'c'}", "--val-fraction=0"]
+    assert main([*argv, r"--separator=\n"]) == 0
+    assert "in 30 documents" in capsys.readouterr().out
+
+
 def test_dry_run_prints_the_recipe_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--preset", "30B", "--dry-run"]) == 0
@@ -147,6 +204,7 @@ def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):  # noqa: F811
         (["train", "--preset", "huge", out, "--steps=1"], "There is no preset 'huge'"),
         (["train", "--steps=1"], "--out"),
         (["train", out], "--steps"),
+        (["train", out, "--steps=1", "--max-seq-len=16"], "--seq-len 256 is longer than --max-seq-len 16"),
         (["train", out, "--steps=1", "--n-experts=4", "--top-k=9"], "top_k"),
         (["train", f"--out={run}", "--steps=4"], "--resume"),
         (["train", out, "--steps=1", f"--config={tmp_path / 'bad.toml'}"], "cannot be read as settings"),

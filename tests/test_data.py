@@ -5,11 +5,13 @@ import http.server
 import json
 import os
 import resource
+import shutil
 import socket
 import struct
 import threading
 from collections import Counter
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,9 +108,32 @@ def test_text_globs_jsonl_gzip_and_parquet_hold_the_same_documents(tmp_path):
     def read(source, **kwargs):
         return [d.decode() for path in expand([str(tmp_path / source)]) for d in documents(path, **kwargs)]
 
-    for source in ("story-*.txt", "a.jsonl", "b.jsonl.gz", "c.parquet"):
+    for source in ("a.jsonl", "b.jsonl.gz", "c.parquet"):
+        shutil.copy(tmp_path / source, tmp_path / source.upper())
+    for source in ("story-*.txt", "a.jsonl", "b.jsonl.gz", "c.parquet", "A.JSONL", "B.JSONL.GZ", "C.PARQUET"):
         assert read(source) == stories, source
     assert read("one.txt", separator="<end>") == stories
+
+
+def test_compressed_and_binary_files_are_not_packed_as_text(tmp_path):
+    import bz2
+    import lzma
+    import zipfile
+
+    import pyarrow
+    import pyarrow.parquet
+
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        file.writestr("a.txt", "text")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "table")
+    made = {"a.jsonl.bz2": bz2.compress(b"text"), "a.jsonl.xz": lzma.compress(b"text"), "packed": gzip.compress(b"text"),
+            "a.jsonl.zst": b"\x28\xb5\x2f\xfd\x04\x00", "a.pdf": b"%PDF-1.7 ..."}  # fmt: skip
+    for name, content in made.items():
+        (tmp_path / name).write_bytes(content)
+    for name in (*made, "a.zip", "table"):
+        with pytest.raises(ValueError, match=f"{name} is no text but .*its bytes would be packed as they are"):
+            pack_files([str(tmp_path / name)], tmp_path / "c", ByteTokenizer())
+    assert not (tmp_path / "c").exists()
 
 
 def test_hugging_face_datasets_stream(tmp_path):
@@ -149,6 +174,55 @@ def test_a_hugging_face_tokenizer_packs_wide_tokens_ends_documents_and_travels_w
     (tmp_path / "c" / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="not the tokenizer"):
         from_description(corpus.manifest["tokenizer"], corpus.folder)
+
+
+def test_a_tokenizer_that_would_cut_documents_or_fill_them_up_does_neither(tmp_path, wordpieces):
+    from tokenizers import Tokenizer
+
+    (tmp_path / "t.txt").write_text("the cat sat on the mat " * 20)
+    packed = {}
+    for name in ("plain", "truncation", "padding"):
+        tokenizer = Tokenizer.from_file(str(wordpieces))
+        if name != "plain":
+            getattr(tokenizer, f"enable_{name}")(**{"truncation": {"max_length": 5}, "padding": {"length": 500}}[name])
+        tokenizer.save(str(tmp_path / f"{name}.json"))
+        manifest = pack_files([str(tmp_path / "t.txt")], tmp_path / name, load_tokenizer(str(tmp_path / f"{name}.json")))
+        packed[name] = (manifest["checksum"], manifest["tokenizer"]["sha256"])
+    assert packed["truncation"] == packed["padding"] == packed["plain"]
+
+
+def test_ids_with_gaps_keep_their_values(tmp_path):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    tokenizer = Tokenizer(WordLevel({"the": 0, "cat": 300, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "gaps.json"))
+    (tmp_path / "t.txt").write_text("the cat the dog " * 50)
+    tokenizer = load_tokenizer(str(tmp_path / "gaps.json"))
+    manifest = pack_files([str(tmp_path / "t.txt")], tmp_path / "c", tokenizer, val_fraction=0)
+    tokens, _ = Corpus(tmp_path / "c").stream("train").read(0, 4)
+    assert tokens.tolist() == [0, 300, 0, 2] and manifest["tokenizer"]["vocab_size"] == 301 and manifest["dtype"] == "<u2"
+    tokenizer.vocab_size = 256
+    with pytest.raises(ValueError, match="gave the id 300 and says that its ids are below 256"):
+        pack_files([str(tmp_path / "t.txt")], tmp_path / "d", tokenizer)
+
+
+def test_a_continuation_keeps_the_space_that_its_tokenizer_drops_at_the_start():
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import WordLevel
+
+    class Words(ByteTokenizer):
+        fast = Tokenizer(WordLevel({"\u2581the": 0, "\u2581sphere": 1, "\u2581point": 2, "s": 3}, unk_token="s"))
+        fast.pre_tokenizer, fast.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+
+        def decode(self, ids):
+            return self.fast.decode(list(ids))
+
+    assert Words().decode([2]) == "point"
+    assert list(stream_text(Words(), [2, 3], before=[0, 1])) == [" point", "s"]
+    assert "".join(stream_text(Words(), [2, 3])) == "points"
 
 
 @given(st.text(max_size=30))
@@ -406,6 +480,20 @@ def test_the_embedded_corpus_is_this_python_and_is_packed_once(tmp_path, monkeyp
     assert files["abc.py"].read_bytes() in everything
     assert first.manifest["tokens"] == sum(path.stat().st_size + 1 for path in files.values() if path.stat().st_size)
     assert first.manifest["sources"]["sha256"] and first.manifest["python"]
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    def none():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("NGPT_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", none)
+    with pytest.raises(ValueError, match="set NGPT_CACHE"):
+        embedded()
+    from ngpt_core.optim import fused_cpu
+
+    assert fused_cpu.cache_folder().is_dir()  # the kernel's goes to a temporary folder
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):

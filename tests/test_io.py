@@ -148,6 +148,19 @@ def test_a_state_that_is_not_the_models_leaves_the_files_as_they_were(model, tmp
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
+def test_files_can_be_read_by_others_and_a_file_that_cannot_says_why(model, tmp_path, monkeypatch):
+    ng.save(model, tmp_path)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
+
+    def refused(*args, **kwargs):
+        raise FileNotFoundError("No such file or directory: model.safetensors")  # safetensors' words for every reason
+
+    monkeypatch.setattr(io, "safe_open", refused)
+    monkeypatch.setattr("builtins.open", lambda *args: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: Permission denied"):
+        ng.load(tmp_path)
+
+
 def test_places_where_nothing_can_be_saved_or_read_are_named(model, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file: a model is saved into a folder"):

@@ -3,6 +3,8 @@
 (Its parameter and optimizer memory is compared with real FSDP2 shards in test_parallel.py.)
 """
 
+import shlex
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -152,6 +154,17 @@ def test_the_command_carries_what_was_asked_for():
     for flag in ("--d-model 1024", "--C 0.1", "--recipe rho=0.1 router_multiplier=7", "--no-reshard", "--batch-size 384",
                  "--nnodes 2 --nproc-per-node 6"):  # fmt: skip
         assert flag in command, flag
+    assert "--data DIR " in command
+    text, _ = plan_for({"sample_prompt": "hello world", "data": ("my corpus=2", "b"), "steps": 5},
+                       {"preset": "pico", "pattern": "M*E"}, 1, "h100-80gb", 0.35)  # fmt: skip
+    words = shlex.split(text.partition("-m ngpt_core ")[2].replace("\\\n", " "))
+    for flag, values in {"--sample-prompt": ["hello world"], "--pattern": ["M*E"], "--data": ["my corpus=2", "b"]}.items():
+        assert words[words.index(flag) + 1 :][: len(values)] == values
+
+
+def test_the_rates_on_the_page_are_those_of_the_recipe():
+    text, _ = plan_for({"recipe": ("router_multiplier=7",), "batch_size": 384},
+                       {"preset": "1B", "d_model": 1024, "C": 0.1}, 12, "h100-80gb", 0.35)  # fmt: skip
     rates = text.partition("(peak)")[2]
     assert f"{7 * 0.1 / 32:.3g} " in rates  # the router's
 

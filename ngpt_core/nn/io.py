@@ -31,6 +31,7 @@ def _fingerprint(config: ModelConfig) -> str:
 def _move_into_place(temporary: Path, path: Path) -> None:
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
+    os.chmod(temporary, 0o644)  # safetensors writes for its owner alone
     os.replace(temporary, path)
 
 
@@ -44,6 +45,8 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
         raise ValueError(f"{folder} is a file: a model is saved into a folder, which is made if need be.")
     state = model.state_dict() if state is None else state
     _check_same(_empty(model.config).state_dict(), state, "This state belongs to")
+    if split := next((k for k, v in state.items() if hasattr(v, "full_tensor")), None):
+        raise ValueError(f"{split} is sharded: gather every tensor (x.full_tensor(), on all ranks) and pass them as state=.")
     if absent := next((k for k, v in state.items() if v.is_meta), None):
         raise ValueError(f"{absent} is on the meta device and has no values: call to_empty(device=...), init_weights().")
     _check_dtypes(state, "This model")
@@ -84,6 +87,13 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
         with safe_open(folder / WEIGHTS, "pt", device=str(device)) as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}
+    except OSError as error:
+        reason = error
+        try:
+            open(folder / WEIGHTS, "rb").close()  # safetensors calls every reason a missing file; the system knows better
+        except OSError as known:
+            reason = known.strerror
+        raise ValueError(f"{folder / WEIGHTS} cannot be read: {reason}.") from None
     except SafetensorError as error:
         raise ValueError(f"{folder / WEIGHTS} is truncated or is not a safetensors file ({error}): copy it again.") from None
     model = _empty(config)

@@ -54,13 +54,13 @@ def compiler() -> str | None:
 
 def cache_folder() -> Path:
     """The user's cache directory (XDG's, or what the system has), with a private temporary one where it cannot be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache"))
-    folder = Path(base) / "ngpt_core"
     try:
+        base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache"))
+        folder = Path(base) / "ngpt_core"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # no home folder at all is the second
         return Path(tempfile.mkdtemp(prefix="ngpt_core-"))
 
 

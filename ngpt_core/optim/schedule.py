@@ -323,6 +323,6 @@ class Schedule:
                 raise ValueError(f"The state has completed {done} steps; total_steps must be more; got {self.total_steps}.")
             t0, r0 = done, min(1.0, r0 + (1.0 - r0) * (done - t0) / (total - t0))
             if r0 == 1.0 and self.eta(1.0) == 0:
-                raise ValueError("The state's schedule has ended at a rate of 0, nothing of it is left: make a new schedule.")
+                raise ValueError("The schedule has ended at a rate of 0, nothing of it is left: begin a new run.")
         self.t, self._anchor = t, (t0, r0)
         self._write()

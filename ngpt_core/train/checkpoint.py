@@ -55,8 +55,12 @@ def read_state(path: Path) -> dict:
     """What a checkpoint holds beside its tensors."""
     with _whole(path):
         state = read_json(path / STATE)
-        if missing := {"format", "step", "ranks", "schedule", "data", "seconds", "model", "steps"} - state.keys():
-            raise ValueError(f"{STATE} lacks {', '.join(sorted(missing))}")
+        kinds = {"format": int, "step": int, "ranks": int, "steps": int, "seconds": int | float}
+        kinds |= dict.fromkeys(("schedule", "data", "model", "config"), dict)
+        if missing := sorted(name for name, kind in kinds.items() if not isinstance(state.get(name), kind)):
+            raise ValueError(f"{STATE} lacks {', '.join(missing)}, or it is of a wrong kind")
+        if not path.name.endswith(f"{state['step']:08d}") or state["schedule"].get("t") != state["step"] + 1:
+            raise ValueError(f"{STATE} speaks of another step: it was edited")
     if state["format"] != FORMAT:
         raise ValueError(f"{path} has the checkpoint format {state['format']}; this version reads {FORMAT}.")
     return state
@@ -215,6 +219,8 @@ def _why(error: BaseException) -> str:
         error = next(iter(error.failures.values()))[0]
     if reason := getattr(error, "strerror", None):
         return f"{reason}: {error.filename}" if error.filename else reason
+    if "inline_container" in str(error) or "PytorchStreamWriter" in str(error):  # torch's own words for a write cut short
+        return "a file could not be written whole; is the disk full, or a quota reached?"
     lines = str(error).splitlines()
     text = lines[0].rstrip(".") if lines else "the file ends too early"
     return text if isinstance(error, (ValueError, RuntimeError)) else f"{type(error).__name__}, {text}"

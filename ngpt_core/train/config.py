@@ -24,7 +24,7 @@ from pathlib import Path
 from .. import recipe
 from ..config import ModelConfig
 from ..optim.pmen import PMEN
-from ..presets import preset
+from ..presets import LADDER, preset
 
 __all__ = [
     "TrainConfig",
@@ -47,12 +47,12 @@ class TrainConfig:
     """The run's folder: config.json, metrics.jsonl, samples.jsonl, checkpoints/ and at the end export/. ngpt train needs it."""
     steps: int | None = None
     """Optimizer steps in all. Not given: as many as the model's training tokens (its field tokens) need. The laptop's presets
-    (pico, micro, mini) have no such number: for them it must be given."""
+    (pico, micro, mini) have no such number: for them one of the two must be given."""
     batch_size: int = 8
-    """B: sequences in one optimizer step, over all ranks together. It does not change with their number. Not given for a model
-    with a number of training tokens, as the ladder's: 512."""
+    """B: sequences in one optimizer step, over all ranks together. It does not change with their number. Not given for a preset
+    of the ladder (1B to 30B): 512."""
     seq_len: int = 256
-    """T: tokens of a sequence. Not given for a model with a number of training tokens, as the ladder's: 8192."""
+    """T: tokens of a sequence. Not given for a preset of the ladder (1B to 30B): 8192."""
     micro_batch: int | None = None
     """Sequences that a rank processes at once; the rest of its share follows (gradient accumulation). None: its whole share."""
     data: tuple[str, ...] = ("stdlib",)
@@ -333,11 +333,11 @@ def _number(text: str, kind: object) -> object:
 
 def run_defaults(model: ModelConfig) -> dict[str, object]:
     """Batch and length for models of the ladder (the paper does not give its own): 4M tokens a step. Others: TrainConfig's."""
-    return {"batch_size": 512, "seq_len": 8192} if model.tokens else {}
+    return {"batch_size": 512, "seq_len": 8192} if model.name in LADDER else {}
 
 
 def total_steps(config: TrainConfig, model: ModelConfig) -> int:
-    """--steps, or as many as the preset's training tokens need."""
+    """--steps, or as many as the model's training tokens need."""
     if config.steps is not None:
         return config.steps
     if model.tokens is None:

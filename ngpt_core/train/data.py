@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import within
+from ..checks import count, within
 from .corpus import Corpus, check_tokenizer
 
 __all__ = ["IGNORE", "Batch", "Loader", "permute"]
@@ -150,4 +150,6 @@ class Loader:
         ):
             if state[key] != here[key]:
                 raise ValueError(f"cannot continue from this data position: {advice} (was {state[key]}, is {here[key]}).")
+        if len(state["counts"]) != len(self.counts) or not all(count(n, 0) for n in state["counts"]):
+            raise TypeError(f"counts of {len(self.counts)} corpora are {state['counts']!r}")
         self.counts = list(state["counts"])

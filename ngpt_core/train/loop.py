@@ -52,7 +52,7 @@ def train(run: Run) -> int:
         if run.checkpoint is not None:
             with room_for(f"reading {run.checkpoint}", trainer.lower()):
                 trainer.resume()
-        world.first(lambda: run.record(corpora))
+        world.first(lambda: run.begin(corpora))
         return _loop(trainer, held_out)
     except RuntimeError as error:
         if world.size > 1 and lost_a_peer(error):

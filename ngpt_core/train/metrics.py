@@ -11,6 +11,7 @@ FLOPs (forward and backward, without recomputation), times tokens/s, over ranks 
 """
 
 import contextlib
+import io
 import json
 import math
 import sys
@@ -89,7 +90,7 @@ class Metrics:
 
     def __init__(self, run: Path, after: int, total: int, tensorboard: bool, wandb: str | None, out: TextIO | None = None):
         """Lines of steps beyond ``after`` (written after the checkpoint that a run resumes from) are taken back."""
-        self.total, self.out = total, out or sys.stderr
+        self.total, self.out = total, out or sys.stderr or io.StringIO()  # a closed stderr (2>&-) is None
         path = run / "metrics.jsonl"
         if path.exists():
             _take_back(path, after)

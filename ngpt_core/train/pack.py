@@ -96,6 +96,11 @@ def _tokenize(texts: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[tuple[by
                     f"convert it, or use --tokenizer bytes."
                 ) from None
             for document, tokens in zip(batch, encoded):
+                if len(tokens) and int(tokens.max()) >= tokenizer.vocab_size:
+                    raise ValueError(
+                        f"the tokenizer {tokenizer.spec!r} gave the id {int(tokens.max())} and says that its ids are below "
+                        f"{tokenizer.vocab_size}: it is damaged; choose another."
+                    )
                 end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
                 yield document, np.append(tokens, end).astype(np.int64)
             batch = []

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from shlex import quote
 from textwrap import wrap
 
 import torch
@@ -342,7 +343,8 @@ def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, ste
             value = getattr(mine, f.name)
             if f.name not in said and value != getattr(default, f.name):
                 flags.append(_as_flag(f.name, value))
-    train = [f"-m ngpt_core train --preset {model.name or 'pico'}", *filter(None, flags), "--data DIR --out RUN --resume"]
+    data = "DIR" if config.data == TrainConfig().data else " ".join(map(quote, config.data))
+    train = [f"-m ngpt_core train --preset {model.name or 'pico'}", *filter(None, flags), f"--data {data} --out RUN --resume"]
     if nodes == 1:
         return _shell(["torchrun --standalone", f"--nproc-per-node {local}", *train])
     meeting = ["--rdzv-backend c10d", "--rdzv-id $SLURM_JOB_ID", "--rdzv-endpoint $head:29500"]
@@ -359,7 +361,7 @@ def _as_flag(name: str, value: object) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+    return " ".join([f"--{flag}", *(quote(str(x)) for x in (value if isinstance(value, tuple) else (value,)))])
 
 
 def _shell(words: list[str]) -> list[str]:

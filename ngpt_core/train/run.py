@@ -12,6 +12,8 @@ has not trained a step, because memory ran out or it was killed before, may be s
 
 import os
 import platform
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -57,8 +59,12 @@ class Run:
             raise ValueError(f"{self.folder} was trained by another process a moment ago: start again.")
         return lock
 
-    def record(self, corpora: list[tuple[Corpus, float]]) -> None:
-        """Write config.json, and the tokenizer beside it."""
+    def begin(self, corpora: list[tuple[Corpus, float]]) -> None:
+        """Write config.json, and the tokenizer beside it. A model that was exported is the run's no longer once it goes on: the
+        checkpoint from which it goes on has the same weights."""
+        if (export := self.folder / "export").is_dir():
+            print(f"{export} is removed: the run goes on from {self.checkpoint} and exports its model anew.", file=sys.stderr)
+            shutil.rmtree(export)
         tokenizer = corpora[0][0].tokenizer()
         write_json(
             self.folder / "config.json",
@@ -126,6 +132,8 @@ def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object]
     if not there or not (resume or _begun(folder)):
         model = model_config(model_settings)
         config = _rooted(TrainConfig.from_dict({**run_defaults(model), **settings}))
+        if model.max_seq_len is not None and config.seq_len > model.max_seq_len:
+            raise ValueError(f"--seq-len {config.seq_len} is longer than --max-seq-len {model.max_seq_len}: lower it.")
         return Run(folder, config, model, total_steps(config, model))
     if not resume:
         raise ValueError(f"{folder} holds a run already: continue it with --resume, or choose another --out.")
@@ -142,7 +150,7 @@ def _begun(folder: Path) -> bool:
 
 def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mapping[str, object]) -> Run:
     record, was, model = Run.read(folder), Run.settings(folder), Run.architecture(folder)
-    numbers = {k: _plain(v) for k, v in model_settings.items() if k in _NUMBERS}
+    rates = {k: _plain(v) for k, v in model_settings.items() if k in _NUMBERS}
     shape = {k: _plain(v) for k, v in model_settings.items() if k not in (*_NUMBERS, "preset", "normalized")}
     anew = "" if _begun(folder) else " It has not trained a step yet: to start it anew, leave out --resume."
     changed = [k for k, v in shape.items() if getattr(model, k) != v]
@@ -155,10 +163,13 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
             f"{folder} is a run of another architecture ({', '.join(changed)} differ{'s' if len(changed) == 1 else ''}): "
             f"a checkpoint continues only as the model that it is. Leave those flags out, or choose another --out.{anew}"
         )
-    model = replace(model, **numbers)
+    model = replace(model, **rates)
     for name in _FIXED:
         if name in settings and settings[name] != getattr(was, name):
             raise ValueError(f"--{name.replace('_', '-')} was {getattr(was, name)} in {folder}: a resumed run keeps it.{anew}")
+    if "recipe" in settings:  # one number more, or another one: what the run has besides stays
+        numbers = {item.partition("=")[0]: item for item in (*was.recipe, *settings["recipe"])}
+        settings = {**settings, "recipe": tuple(numbers.values())}
     config = _rooted(was.with_values({**settings, "re_anchor": settings.get("re_anchor", False)}))
     steps = record["steps"] if "steps" not in settings and "tokens" not in model_settings else total_steps(config, model)
     checkpoint = newest(folder)
@@ -175,8 +186,10 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
         raise ValueError(f"{folder} is finished and has no checkpoint left to go on from: choose another --out.")
     finished = exported and steps == record["steps"] and (checkpoint is None or done == steps)
     if checkpoint is not None and not finished:
-        saved = ModelConfig.from_dict(read_state(checkpoint)["model"])
+        state = read_state(checkpoint)
+        saved = ModelConfig.from_dict(state["model"])
         names = [f.name for f in fields(model) if f.name not in _NUMBERS and getattr(saved, f.name) != getattr(model, f.name)]
+        names += [name for name in _FIXED if state["config"].get(name) != getattr(config, name)]
         if names:
             raise ValueError(f"{folder / 'config.json'} is not that of {checkpoint} (other {', '.join(names)}): restore it.")
     return Run(folder, config, model, steps, checkpoint, finished, record["tokenizer"])
@@ -219,7 +232,7 @@ def open_blend(
         if corpus.vocab_size > vocab_size:
             raise ValueError(
                 f"{corpus.folder} has a vocabulary of {corpus.vocab_size} tokens, larger than the model's {vocab_size}: "
-                f"set --vocab-size {corpus.vocab_size}, or pack the text with a smaller tokenizer."
+                f"train a model with --vocab-size {corpus.vocab_size}, or pack the text with a smaller tokenizer."
             )
     if packed_with is not None:
         check_tokenizer(corpora, packed_with, whose)

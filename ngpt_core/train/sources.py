@@ -53,7 +53,10 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("NGPT_CACHE"):
         return Path(chosen)
     base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ngpt"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "ngpt"
+    except RuntimeError:
+        raise ValueError("this user has no home folder for a cache: set NGPT_CACHE to a folder you may write to.") from None
 
 
 def stdlib_files() -> list[tuple[str, Path]]:
@@ -98,7 +101,7 @@ def documents(path: str, field: str = "text", separator: str | None = None) -> I
         found = _text(download(url), separator or own)
     else:
         file = download(path) if path.startswith(("http://", "https://")) else Path(path)
-        name = file.name.removesuffix(".gz")
+        name = file.name.lower().removesuffix(".gz")
         if name.endswith((".jsonl", ".ndjson")):
             found = _json_lines(file, field)
         elif name.endswith(".parquet"):
@@ -111,7 +114,7 @@ def documents(path: str, field: str = "text", separator: str | None = None) -> I
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[BinaryIO]:
     try:
-        with (gzip.open if path.name.endswith(".gz") else open)(path, "rb") as file:
+        with (gzip.open if path.name.lower().endswith(".gz") else open)(path, "rb") as file:
             yield file
     except (OSError, EOFError, zlib.error) as error:  # zlib's and gzip's own do not say which file it was
         raise ValueError(_unreadable(path, error)) from None
@@ -123,8 +126,19 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{path} cannot be read ({' '.join(str(error).split())}): it was cut short or damaged; get it again."
 
 
+_NO_TEXT = {  # how files begin that are no text
+    b"\x1f\x8b": "gzip (call it .gz)", b"BZh": "bzip2 (unpack it first)", b"\x28\xb5\x2f\xfd": "zstandard (unpack it first)",
+    b"\xfd7zXZ": "xz (unpack it first)", b"PK\x03\x04": "zip (unpack it first)", b"PAR1": "parquet (call it .parquet)",
+    b"%PDF-": "PDF (extract its text first)",
+}  # fmt: skip
+
+
 def _text(path: Path, separator: str | None) -> Iterator[bytes]:
     with _open(path) as file:
+        start = file.read(8)
+        if kind := next((kind for magic, kind in _NO_TEXT.items() if start.startswith(magic)), None):
+            raise ValueError(f"{path} is no text but {kind}: its bytes would be packed as they are.")
+        file.seek(0)
         if separator is None:
             yield file.read()
             return

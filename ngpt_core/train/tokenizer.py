@@ -80,7 +80,10 @@ class _HuggingFace:
                 f"no tokenizer at {spec!r}: give `bytes`, the path of a tokenizer.json, a Hugging Face name, or tiktoken:NAME "
                 f"({str(error).splitlines()[0]})."
             ) from None
-        self.spec, self.vocab_size = spec, self.fast.get_vocab_size()
+        self.fast.no_truncation()  # a file may hold both, made for another use: they would cut documents, or fill them up
+        self.fast.no_padding()
+        ids = self.fast.get_vocab(with_added_tokens=True).values()
+        self.spec, self.vocab_size = spec, max(ids, default=-1) + 1  # not their number: there may be gaps
         self.end_of_text = self._find_end(end_of_text)
 
     def _find_end(self, name: str | None) -> int | None:
@@ -168,9 +171,13 @@ def from_description(description: dict, folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def stream_text(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Text as it becomes certain: a character whose bytes are not all there yet is held back until they are."""
-    seen, sent = [], 0
+def stream_text(tokenizer: Tokenizer, ids: Iterable[int], before: Iterable[int] = ()) -> Iterator[str]:
+    """Text as it becomes certain: a character whose bytes are not all there yet is held back until they are.
+
+    ``before``: the ids of the prompt, whose text is not repeated. A tokenizer may drop the space before what it decodes first.
+    """
+    seen = [int(i) for i in before]
+    sent = len(tokenizer.decode(seen)) if seen else 0
     for i in ids:
         seen.append(int(i))
         text = tokenizer.decode(seen)

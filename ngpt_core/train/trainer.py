@@ -184,8 +184,14 @@ class Trainer:
         """Continue from the run's newest checkpoint. Another total of steps was agreed to before (run.py)."""
         state = self.checkpoints.load(self.run.checkpoint, self.model, self.optimizer)
         self.t, self.seconds = state["step"], state["seconds"]
-        self.loader.load_state_dict(state["data"])
-        self.schedule.load_state_dict(state["schedule"], re_anchor=state["steps"] != self.run.steps)
+        try:
+            self.loader.load_state_dict(state["data"])
+            self.schedule.load_state_dict(state["schedule"], re_anchor=state["steps"] != self.run.steps)
+        except (LookupError, TypeError) as error:
+            raise ValueError(
+                f"{self.run.checkpoint / 'state.json'} was damaged or edited ({error!r}): restore it, or remove the checkpoint "
+                "to use an older one."
+            ) from None
 
     def prompt(self) -> Tensor:
         """``sample_prompt`` as tokens [1, T]; a ValueError, before the first step, if no text can follow it."""
@@ -217,7 +223,7 @@ class Trainer:
             generator=generator,
         )
         ids = (i for i in map(int, new) if i != tokenizer.end_of_text)
-        text = config.sample_prompt + "".join(stream_text(tokenizer, ids))
+        text = config.sample_prompt + "".join(stream_text(tokenizer, ids, prompt[0].tolist()))
         self.model.train()
         self.parallel.reshard()
         return text

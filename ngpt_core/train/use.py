@@ -130,10 +130,12 @@ def _write(
         tokens = torch.from_numpy(tokenizer.encode([prompt.encode()])[0].astype("int64"))[None].to(device)
     except UnicodeError:
         raise ValueError(f"--prompt {prompt!r} is no text: some of its bytes are not UTF-8.") from None
+    if not tokens.numel():
+        raise ValueError(f"--prompt {prompt!r} has no tokens: its tokenizer drops all of it. Add a word.")
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"--seed must be an integer of at most 63 bits; got {seed}.")
     stop = [] if tokenizer.end_of_text is None else tokenizer.end_of_text
     generator = torch.Generator(device).manual_seed(seed)
     new = model.stream(tokens, max_new_tokens, stop=stop, generator=generator, **sampling)
     yield prompt
-    yield from stream_text(tokenizer, (i for i in map(int, new) if i != tokenizer.end_of_text))
+    yield from stream_text(tokenizer, (i for i in map(int, new) if i != tokenizer.end_of_text), tokens[0].tolist())

@@ -10,12 +10,11 @@ from functools import cache
 
 import plotly.graph_objects as go
 
-from ..presets import preset
+from ..presets import LADDER, preset
 from ..train.config import TrainConfig, run_defaults, total_steps
 from ..train.plan import GIB, GPUS, RESERVE, Memory, flops_per_token, memory
 from .theme import COLORS, powers
 
-LADDER = ("1B", "2B", "4B", "7B", "14B", "30B")
 PART_COLORS = {
     "parameters": "blue", "optimizer": "red", "gradients": "teal",
     "gathered": "magenta", "activations": "gold", "logits": "grey",
