@@ -74,6 +74,56 @@ def test_the_lines_for_lightning_run(tmp_path):
     assert [multiplier(t) for t in range(5)] == [ng.log_decay(t / 5) for t in range(1, 6)]
 
 
+def on_two_ranks(script: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+TWINS = """
+import torch
+import ngpt_core as ng
+total_steps = 3
+torch.manual_seed(0)
+sizes = dict(d_model=32, pattern="ME*E", n_heads=2, n_kv_heads=1, mamba_heads=2, mamba_head_dim=16, state=8, groups=2, chunk=16)
+model = ng.LanguageModel(ng.preset("pico", **sizes))
+tokens = torch.randint(0, 256, (total_steps, 4, 33))
+"""
+STEPS = """
+for step in range(total_steps):
+    x = tokens[step, rows]
+    model.loss(x[:, :-1], x[:, 1:]).backward()
+    load = torch.stack(model.stats["load"])
+    everywhere(load)
+    optimizer.step()
+    optimizer.zero_grad()
+    model.update_router_bias(list(load))
+    schedule.step()
+"""
+
+
+def test_the_lines_for_our_model_on_fsdp2_train_and_save_what_one_process_does(tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(
+        TWINS + "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "everywhere, rows = dist.all_reduce, slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)\n"
+        + listing("register_fsdp_forward_method")
+        + STEPS
+        + listing("full_tensor")
+        + "\ndist.destroy_process_group()\n"
+    )
+    on_two_ranks(script)
+    names = {"everywhere": lambda load: None, "rows": slice(0, 4)}
+    exec(TWINS + "optimizer, schedule = ng.recipe.build(model, total_steps)" + STEPS, names)
+    found = ng.load(tmp_path / "model").state_dict()
+    for name, x in names["model"].state_dict().items():
+        torch.testing.assert_close(found[name], x, rtol=1e-3, atol=2e-4, msg=name)
+    fresh = {}
+    exec(TWINS, fresh)
+    assert max(float((found[name] - x).abs().max()) for name, x in fresh["model"].state_dict().items()) > 0.01
+
+
 def test_the_lines_for_fsdp2_run_on_two_ranks(tmp_path):
     """Rows stay whole, and a step on two ranks is the step of one."""
     script = tmp_path / "two.py"
@@ -82,14 +132,12 @@ def test_the_lines_for_fsdp2_run_on_two_ranks(tmp_path):
         "dist.init_process_group('gloo')\ntorch.manual_seed(0)\n"
         "model = nn.Module()\nmodel.layers = nn.ModuleDict({str(i): nn.Linear(6, 6) for i in range(2)})\n"
         "model.forward = lambda x: model.layers['1'](model.layers['0'](x).relu())\n"
-        + listing("fully_shard(block)")
+        + listing("model.layers.values()")
         + "\nmodel.forward(torch.ones(3, 6)).square().mean().backward()\noptimizer.step()\n"
         "whole = {n: p.full_tensor().detach() for n, p in model.named_parameters()}\n"
         "if dist.get_rank() == 0: torch.save(whole, 'after.pt')\ndist.destroy_process_group()\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
-    assert done.returncode == 0, done.stderr[-3000:]
+    on_two_ranks(script)
     torch.manual_seed(0)
     layers = nn.ModuleDict({str(i): nn.Linear(6, 6) for i in range(2)})
     layers["1"](layers["0"](torch.ones(3, 6)).relu()).square().mean().backward()
