@@ -119,6 +119,31 @@ def test_a_row_of_zeros_stays_where_it_is():
     assert not w[1].any() and w.isfinite().all()
 
 
+def test_a_candidate_beyond_the_range_leaves_its_row_where_it_is():
+    w = sphere.random(2, 33)
+    old = w.clone()
+    g = torch.randn(2, 33) * torch.tensor([[1e10], [1e-9]])
+    m, v = zero_gradient(w, t=1, g=g, beta2=0.0)
+    after = w.clone()
+    kernels.step(
+        [w], [torch.zeros(2, 33)], [m], [v], [2], lr=0.1, decay=0.0, beta1=0.9, beta2=0.0, eps_gate=1e-8, eps_num=1e-14, a=0.5,
+        unit=True, tangent=True, smgc=None, pmen=None, keys=[0], offsets=[0], cap=None, maximize=False, mask=None,
+    )  # fmt: skip
+    assert torch.equal(w[0], after[0]) and not torch.equal(after, old)  # m / eps_num of the first row has no square
+    torch.testing.assert_close(w.norm(dim=-1), torch.ones(2))
+
+
+@pytest.mark.parametrize("unit_dim", [None, -1])
+def test_a_short_memory_forgets_a_large_gradient(unit_dim):
+    m = torch.full((2, 33), 1e6)
+    v, w = m.square(), sphere.random(2, 33)
+    g = 1e-2 * torch.randn(2, 33)
+    zero = dict(lr=0.0, decay=0.0, beta2=0.9, eps_gate=1e-8, eps_num=1e-14, a=0.5, unit=unit_dim is not None, tangent=False)
+    zero |= dict(smgc=None, pmen=None, keys=[0], offsets=[0], cap=None, maximize=False, mask=None)
+    kernels.step([w], [g], [m], [v], [2], beta1=0.0, **zero)
+    assert torch.equal(m, g)  # m_t = g_t at beta_1 = 0
+
+
 @pytest.mark.parametrize("unit", [True, False])
 def test_the_mask_of_a_bad_step_lets_nothing_through(unit):
     w, g = sphere.random(2, 33), torch.full((2, 33), math.nan)
