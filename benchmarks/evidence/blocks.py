@@ -59,7 +59,7 @@ def main() -> None:
         export = folder / row["name"] / "export"
         whole = STEPS[row["model"]]
         wanted = row["model"].startswith("dense") and row["batch"] is None and row["seed"] in SEEDS
-        wanted = wanted and row["steps"] in (whole // 4, whole)
+        wanted = wanted and row["steps"] in (whole // 4, whole // 2, whole)
         if not wanted or row["name"] in done or not export.exists():
             continue
         model = ng.load(export).eval()
