@@ -1,7 +1,9 @@
 """The command line: every command does its work, and every slip is one sentence and an exit status that is not 0."""
 
 import json
+import math
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -11,7 +13,7 @@ import pytest
 from test_trainer import TINY, corpus  # noqa: F401  (corpus is a fixture)
 
 from ngpt_core.cli import main
-from ngpt_core.train.demo import paired, seed_spread, verdict
+from ngpt_core.train.demo import half_verdict, paired, seed_spread, verdict
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.trainer import Trainer
 
@@ -396,10 +398,25 @@ def test_the_demo_compares_both_and_says_where_the_report_is(tmp_path, capsys, m
 
 
 def test_the_demo_says_how_sure_it_is():
-    gpt, ngpt = [2.0, 1.0, 3.0, 2.0], [1.9, 0.8, 2.9, 1.8]
-    difference, half = paired(gpt, ngpt)
-    assert difference == pytest.approx(-0.15) and half == pytest.approx(1.96 * 0.0577350 / 2, rel=1e-5)
+    gpt, ngpt = [(20.0, 10), (10.0, 10), (30.0, 10), (20.0, 10)], [(19.0, 10), (8.0, 10), (29.0, 10), (18.0, 10)]
+    difference, half = paired(gpt, ngpt)  # files of one length: the mean of four differences
+    assert difference == pytest.approx(-0.15) and half == pytest.approx(3.182 * 0.0577350 / 2, rel=1e-2)
+    assert paired(gpt[:1], ngpt[:1]) == (pytest.approx(-0.1), math.inf)
+    assert "ends below" in half_verdict(-0.03, 0.02) and "does not reach" in half_verdict(0.03, 0.02)
+    assert "as far as can be told" in half_verdict(0.01, 0.02) and "as far as can be told" in half_verdict(0.01, math.inf)
     assert "nGPT is ahead by 0.1500" in verdict(difference, half)
     assert "GPT is ahead by 0.1500" in verdict(-difference, half) and "nGPT" not in verdict(-difference, half)
     assert "no clear difference" in verdict(0.01, 0.02)
     assert 0 < seed_spread("pico") < seed_spread("pico-dense") < 0.5  # chapter 9: dense seeds differ more
+
+
+def test_the_demos_interval_covers_the_truth_where_files_differ():
+    """Files of unequal lengths, each with a difference of its own: the true difference lies inside about 19 times of 20."""
+    draw, inside = random.Random(0), 0
+    for _ in range(1000):
+        counts = [draw.choice((1000, 5000, 20_000)) for _ in range(10)]
+        gpt = [(2.0 * t, t) for t in counts]
+        ngpt = [((2.0 - 0.05 + draw.gauss(0, 0.02)) * t, t) for t in counts]
+        difference, half = paired(gpt, ngpt)
+        inside += abs(difference + 0.05) <= half
+    assert 880 < inside < 980

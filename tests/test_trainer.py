@@ -14,7 +14,7 @@ from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
 from ngpt_core.train.corpus import Corpus
 from ngpt_core.train.data import Loader
 from ngpt_core.train.loop import train
-from ngpt_core.train.loss import evaluate, evaluate_positions, evaluate_windows
+from ngpt_core.train.loss import evaluate, evaluate_documents, evaluate_positions
 from ngpt_core.train.metrics import peak_flops, read_lines, read_metrics
 from ngpt_core.train.pack import pack
 from ngpt_core.train.parallel import initialize
@@ -293,19 +293,35 @@ def test_a_dot_reaches_into_the_parts_of_the_recipe():
         recipe_numbers(TrainConfig(recipe=("pmen=none", "pmen.tau=1")), model_config({}))
 
 
-def test_losses_by_window_and_by_position_are_parts_of_the_held_out_loss(corpus):
+def test_losses_by_document_and_by_position_are_parts_of_the_held_out_loss(corpus):
     model = ng.LanguageModel(ng.ModelConfig(**{"vocab_size": 256, "d_model": 16, "pattern": "*-", "n_heads": 2, "ff": 32}))
     corpora = [(Corpus(corpus), 1.0)]
     whole = evaluate(model, corpora, 7, 3, 32, World(torch.device("cpu")))
-    windows, positions = evaluate_windows(model, corpora, 7, 3, 32), evaluate_positions(model, corpora, 7, 3, 32)
-    loader, total = Loader(corpora, 1, 32, "val"), 0.0
-    counted = torch.zeros(32)
-    for loss in windows:
-        batch = loader.next()
-        total += loss * int(batch.counted)
-        counted += (batch.targets[0] != -100).float()
-    assert total / whole.tokens == pytest.approx(whole.loss, rel=1e-5)
+    positions = evaluate_positions(model, corpora, 7, 3, 32)
+    loader, counted = Loader(corpora, 1, 32, "val"), torch.zeros(32)
+    for _ in range(7):
+        counted += (loader.next().targets[0] != -100).float()
     assert float((torch.tensor(positions) * counted).nansum() / counted.sum()) == pytest.approx(whole.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_every_held_out_document_has_its_own_loss(corpus, rows):
+    model = ng.LanguageModel(ng.ModelConfig(**{"vocab_size": 256, "d_model": 16, "pattern": "*-", "n_heads": 2, "ff": 32}))
+    corpus = Corpus(corpus)
+    found = evaluate_documents(model, corpus, rows, 32)
+    everything = evaluate(model, [(corpus, 1.0)], 10**6, 4, 32, World(torch.device("cpu")))
+    assert sum(count for _, count in found) == everything.tokens and len(found) == corpus.stream("val").documents
+    assert sum(total for total, _ in found) / everything.tokens == pytest.approx(everything.loss, rel=1e-5)
+    tokens, number = corpus.stream("val").read(0, 10**9)
+    lengths = [int((number == d).sum()) for d in range(number.max() + 1)]
+    assert [count for _, count in found] == [n - 1 for n in lengths]  # the first token of a document is nobody's target
+    second = torch.from_numpy(tokens[number == 1])  # a document's windows begin at multiples of 32 of the whole stream
+    cut = 32 - lengths[0] % 32
+    assert 0 < cut < len(second)
+    with torch.no_grad():
+        parts = [model(x[None])[0] for x in (second[:cut], *second[cut:].split(32))]
+        loss = torch.nn.functional.cross_entropy(torch.cat(parts)[:-1], second[1:], reduction="sum")
+    assert found[1][0] == pytest.approx(float(loss), rel=1e-5)
 
 
 def test_a_sample_that_cannot_be_made_is_told_before_the_first_step(corpus, tmp_path):

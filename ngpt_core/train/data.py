@@ -23,7 +23,7 @@ from torch import Tensor
 from ..checks import count, within
 from .corpus import Corpus, check_tokenizer
 
-__all__ = ["IGNORE", "Batch", "Loader", "permute"]
+__all__ = ["IGNORE", "Batch", "Loader", "permute", "window"]
 
 IGNORE = -100  # the target that F.cross_entropy leaves out
 
@@ -71,6 +71,17 @@ def permute(index: int, size: int, key: bytes) -> int:
             return index
 
 
+def window(tokens: np.ndarray, document: np.ndarray, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(inputs, targets, documents) [T] of the T + 1 tokens of a window (fewer at the end of a stream), and their documents."""
+    targets = np.where(document[1:] == document[:-1], tokens[1:], IGNORE)
+    short = T - len(targets)
+    return (
+        np.pad(tokens[:-1], (0, short)),
+        np.pad(targets, (0, short), constant_values=IGNORE),
+        np.pad(document[:-1], (0, short), mode="edge"),
+    )
+
+
 class Loader:
     """Batches of one split of one or several corpora. ``next()`` moves; ``state_dict()`` says where it stands."""
 
@@ -111,14 +122,7 @@ class Loader:
         epoch, position = divmod(count, stream.windows(T))
         name = f"{self.seed}/{self.corpora[source].checksum}/{self.split}/{epoch}"
         key = hashlib.blake2b(name.encode(), digest_size=16).digest()
-        tokens, document = stream.window(permute(position, stream.windows(T), key), T)
-        targets = np.where(document[1:] == document[:-1], tokens[1:], IGNORE)
-        short = T - len(targets)  # the last window of a stream
-        return (
-            np.pad(tokens[:-1], (0, short)),
-            np.pad(targets, (0, short), constant_values=IGNORE),
-            np.pad(document[:-1], (0, short), mode="edge"),
-        )
+        return window(*stream.window(permute(position, stream.windows(T), key), T), T)
 
     def next(self, limit: int | None = None) -> Batch:
         """The rank's rows of the next global batch. Samples numbered ``limit`` or more come without targets (evaluation)."""

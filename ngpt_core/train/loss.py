@@ -11,15 +11,16 @@ Per-position loss: the mean over tokens at position 0, 1, 2, ... of a window. It
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ..nn.model import LanguageModel
 from .corpus import Corpus
-from .data import IGNORE, Batch, Loader
+from .data import IGNORE, Batch, Loader, window
 from .world import World
 
-__all__ = ["Evaluation", "bits_per_byte", "evaluate", "evaluate_positions", "evaluate_windows"]
+__all__ = ["Evaluation", "bits_per_byte", "evaluate", "evaluate_documents", "evaluate_positions"]
 
 
 @dataclass
@@ -69,13 +70,32 @@ def evaluate_positions(
     return (loss.sum(0) / counted.sum(0)).tolist()
 
 
-def evaluate_windows(
-    model: LanguageModel, corpora: list[tuple[Corpus, float]], windows: int, rows: int, seq_len: int
-) -> list[float]:
-    """Mean cross-entropy of each window, in one process: two models' are comparable window by window."""
-    loss, counted = _each_token(model, corpora, windows, rows, seq_len)
-    kept = counted.sum(1) > 0
-    return (loss.sum(1)[kept] / counted.sum(1)[kept]).tolist()
+@torch.no_grad()
+def evaluate_documents(model: LanguageModel, corpus: Corpus, rows: int, seq_len: int) -> list[tuple[float, int]]:
+    """(sum of the cross-entropy, targets) of each held-out document, all of the split, in one process."""
+    stream, found, number = corpus.stream("val"), {}, 0
+    model.eval()
+    device = next(model.parameters()).device
+    for first in range(0, stream.windows(seq_len), rows):
+        batch, numbers = [], []
+        for i in range(first, min(first + rows, stream.windows(seq_len))):
+            tokens, document = stream.window(i, seq_len)
+            batch.append(window(tokens, document, seq_len))
+            numbers.append(number + batch[-1][2])
+            number += int(document[-1])  # the last token is the next window's first
+        batch = Batch(*(torch.from_numpy(np.stack(column)) for column in zip(*batch))).to(device)
+        loss = _cross_entropy(model, batch)
+        for d, x, counts in zip(np.stack(numbers).flat, loss.flatten().tolist(), (batch.targets != IGNORE).flatten().tolist()):
+            if counts:
+                total, count = found.get(d, (0.0, 0))
+                found[d] = total + x, count + 1
+    return [found[d] for d in sorted(found)]
+
+
+def _cross_entropy(model: LanguageModel, batch: Batch) -> torch.Tensor:
+    """Of every token [B, T], in float64; 0 where it does not count."""
+    logits = model(batch.tokens, batch.documents)
+    return F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORE, reduction="none").double().cpu()
 
 
 @torch.no_grad()
@@ -89,9 +109,7 @@ def _each_token(
     losses, counted = [], []
     for _ in range(batches):
         batch: Batch = loader.next(limit=windows).to(device)
-        logits = model(batch.tokens, batch.documents)
-        loss = F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORE, reduction="none")
-        losses.append(loss.double().cpu())
+        losses.append(_cross_entropy(model, batch))
         counted.append((batch.targets != IGNORE).double().cpu())
     return torch.cat(losses), torch.cat(counted)
 
