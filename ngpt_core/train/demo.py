@@ -120,7 +120,7 @@ def paired(a: Losses, b: Losses) -> tuple[float, float]:
     """(the loss of b minus that of a, half of its 95% interval) over documents that both have read.
 
     What one file shares makes its windows agree, so a file counts as one observation and not each of its windows. The variance
-    is the jackknife's, which leaves out one file at a time: (n - 1)/n times the sum of (d_i - D t_i)^2 / (T - t_i)^2, for a file
+    is the jackknife's, which leaves out one file at a time: (n - 1)/n times the sum of (d_i - D t_i)^2 / (T - t_i)^2, for files
     of t_i targets out of T whose sums differ by d_i, and D the difference. A few long files are less than n: Student's quantile
     has T^2 / sum(t_i^2) - 1 degrees of freedom. (With files like Python's, of differences drawn at random, it covers 94%.)
     """
