@@ -88,15 +88,22 @@ def _optimizer(device: torch.device) -> Row:
     gradients = [(10 ** (4 * torch.rand(512, 1, generator=draw) - 9) * torch.randn(512, 384, generator=draw)) for _ in range(8)]
     gradients = [g.masked_fill(torch.rand(512, 1, generator=draw) < 0.1, 0.0).to(device) for g in gradients]
 
+    kinds = {  # rows as the recipe has them, rows with what it leaves out, coordinates
+        "rows": dict(unit_dim=-1, cap=0.0175, pmen=PMEN()),
+        "others": dict(unit_dim=-1, pmen=PMEN(profile="smooth", reference="adam"), a=0.3, maximize=True, weight_decay=0.1),
+        "coordinates": dict(a=1.0, weight_decay=0.1),
+    }
+
     def trained(fused: bool | None) -> Result:
-        p = torch.nn.Parameter(start.clone())
-        optimizer = GatedAdamW(
-            [("w", p)], lr=0.01, unit_dim=-1, cap=0.0175, pmen=PMEN(), smgc=SMGC(start=2), fused=fused, nonfinite="off"
-        )
+        params = {name: torch.nn.Parameter(start.clone()) for name in kinds}
+        groups = [{"params": [(name, params[name])], **kind} for name, kind in kinds.items()]
+        optimizer = GatedAdamW(groups, lr=0.01, smgc=SMGC(start=2), fused=fused, nonfinite="off")
         for g in gradients:
-            p.grad = g
+            for p in params.values():
+                p.grad = g
             optimizer.step()
-        return [p.detach() - start, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]]
+        moments = [optimizer.state[p][key] for p in params.values() for key in ("exp_avg", "exp_avg_sq")]
+        return [*(p.detach() - start for p in params.values()), *moments]
 
     from .optim.fused import usable
 
@@ -142,12 +149,18 @@ def _convolutions(device: torch.device) -> Iterator[Row]:
     def by_torch(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
         return F.silu(F.conv1d(F.pad(x.mT, (3, 0)), w.mT[:, None], bias, groups=512)).mT
 
+    def one_by_one(x: Tensor, w: Tensor, bias: Tensor, state: None, documents: Tensor) -> Tensor:
+        lengths = documents[0].bincount().tolist()
+        return torch.cat([by_torch(part, w, bias) for part in x.split(lengths, 1)], 1)
+
     def by(form: Callable, *packed: Tensor | None) -> Callable[[], Result]:
         return lambda: _with_gradients(lambda *t: form(*t, *packed), x, w, bias)
 
     yield _compare("convolution: ours / torch's", by(causal_conv), by(by_torch), 1e-4, device)
+    packed = None, documents
+    yield _compare("convolution: packed / one by one", by(causal_conv, *packed), by(one_by_one, *packed), 1e-4, device)
     if device.type == "cuda":
-        packed, note = (None, documents), _absent("causal_conv1d")
+        note = _absent("causal_conv1d")
         yield _compare("convolution: kernel / ours", by(conv, *packed), by(causal_conv, *packed), 1e-4, device, note)
 
 
@@ -171,11 +184,12 @@ def _experts(device: torch.device) -> Row:
         return out.view_as(h)
 
     def with_weights(form: Callable[[Tensor], Tensor]) -> Callable[[], Result]:
-        weights = [layer.experts.up, layer.experts.down, layer.router.weight]
+        weights = [layer.experts.up, layer.experts.down, layer.experts.s_u.weight, layer.router.weight]
 
         def run() -> Result:
-            out = form(h)
-            return [out.detach(), *torch.autograd.grad(out.float().square().sum(), weights)]
+            x = h.clone().requires_grad_()
+            out = form(x)
+            return [out.detach(), *torch.autograd.grad(out.float().square().sum(), [x, *weights])]
 
         return run
 

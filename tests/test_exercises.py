@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,23 @@ def double(x):
         (lambda x: torch.zeros(3), "the shape"),
         (lambda x: 1 / 0, "ZeroDivisionError"),
         (lambda x: x * float("nan"), "not right yet"),
+        (lambda x: "two", "numbers are wanted"),
+        (lambda x: [[1], [1, 2]], "numbers are wanted"),
     ],
 )
 def test_the_verdict(yours, verdict, capsys):
     right = check(yours, double, (torch.ones(2),), (torch.arange(4.0),))
     assert verdict in capsys.readouterr().out
     assert right == (verdict == "right, in 2 cases")
+
+
+def test_infinities_and_gaps_may_be_right_and_no_case_is_a_slip(capsys):
+    odd = torch.tensor([1.0, math.inf, -math.inf, math.nan])
+    assert check(lambda x: x, lambda x: x, (odd,)) and not check(lambda x: -x, lambda x: x, (odd,))
+    assert check(partial(torch.mul, 2), double, (torch.ones(2),)) and "your function: right" in capsys.readouterr().out
+    for call in (lambda: check(double, double), lambda: check(3, double, (1,))):
+        with pytest.raises(ValueError, match="a function and at least one tuple"):
+            call()
 
 
 # ---- wrong answers that a chapter's own cases must find -----------------------------------------------------------------

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+import math
 import re
 
 import numpy as np
@@ -134,8 +135,10 @@ def test_a_figure_may_pick_slice_and_transpose():
         lambda a: go.Figure(go.Scatter(x=a["t"], y=a["t"], name=f"{a['gap']:.2f}")),
         lambda a: go.Figure(go.Scatter(x=a["t"], y=np.append(a["t"], a["gap"]), name="mixed")),
         lambda a: go.Figure([go.Scatter(x=a["t"], y=a["t"])] * (1 + (a["gap"] > 50))),
+        lambda a: go.Figure([go.Scatter(x=a["t"], y=a["t"])] * (2 - (a["gap"] > 50))),
+        lambda a: go.Figure(go.Scatter(x=a["t"], y=a["t"])).update_yaxes(range=[0, abs(a["gap"]) + 1]),
     ],
-    ids=["computes", "f-string", "joins", "another trace"],
+    ids=["computes", "f-string", "joins", "another trace", "a trace less", "a range"],
 )
 def test_a_figure_that_computes_is_refused(figure):
     with pytest.raises(ValueError, match="compute it in the function"):
@@ -161,6 +164,11 @@ def test_a_ready_figure_is_bound_by_trace_and_attribute():
         (lambda a: {"y": ["a", "b"]}, "not numeric"),
         (lambda a: [1, 2], "returns a dict of named arrays"),
         (lambda a: {"y": np.zeros(a)}, r"shape \(2,\) at the defaults and \(1,\) at a=1"),
+        (lambda a: {"y": [1.0, 1j * a]}, "complex numbers"),
+        (lambda a: {"y": ["1", "2"]}, "texts cannot be drawn"),
+        (lambda a: {"y": [1 / (a - 3), 1]}, r"failed at a=3: ZeroDivisionError"),
+        (lambda b: {"y": [1, 2]}, r"failed at a=2: TypeError"),
+        (lambda a: {"y": [a, a]} if a < 3 else {"x": [a]}, r"'y' has shape \(2,\) at the defaults and none at a=3"),
     ],
 )
 def test_a_function_that_cannot_be_drawn_is_told_why(fn, words):
@@ -203,6 +211,14 @@ def test_a_slider_that_moves_nothing_is_refused():
         ((0, 1), {}, "start, stop, number of values"),
         ([3], {}, "at least two different values"),
         ([3, 3], {}, "at least two different values"),
+        ([1, 2, 3], {"log": True}, "these are a list already"),
+        ("abc", {}, "or a list of values; got 'abc'"),
+        (5, {}, "or a list of values; got 5"),
+        ([1, float("inf")], {}, "a finite number or a text; got inf"),
+        ([None, 1], {}, "a finite number or a text; got None"),
+        (("a", "b", 3), {}, "start, stop, number of values"),
+        ([0.001, 0.002], {"format": ".1f"}, "shown alike"),
+        ([1, 2], {"default": [1]}, "is not one of"),
     ],
 )
 def test_a_slider_that_cannot_be_is_told_why(values, more, words):
@@ -210,7 +226,66 @@ def test_a_slider_that_cannot_be_is_told_why(values, more, words):
         Slider(values, **more)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"params": [1, 2]}, "params must be a dict"),
+        ({"figure": None}, "figure must be a function or a plotly Figure"),
+        ({"figure": lambda v: None}, "returns a plotly Figure; it returned NoneType"),
+        ({"bind": {"0.y": "y"}}, "bind is for a ready figure"),
+        ({"readout": None}, "readout must be text"),
+        ({"alt": None}, "alt must be text"),
+        ({"readout": "gap {gpa:.2f}"}, r"names \{gpa:\.2f\}; it may name alpha, gap, path, t, theta, unused"),
+        ({"readout": "gap {gap!r}"}, r"names \{gap!r\}"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
+)
+def test_an_argument_of_another_kind_is_told(change, words):
+    arguments = {"fn": wave, "params": PARAMS, "figure": draw, **change}
+    with pytest.raises(ValueError, match=words):
+        Explorer(arguments.pop("fn"), arguments.pop("params"), arguments.pop("figure"), **arguments)
+
+
+def test_a_slider_or_a_value_that_is_not_there_is_told(explorer):
+    with pytest.raises(ValueError, match="There is no slider 'alfa'"):
+        explorer.at(alfa=1)
+    name = next(iter(explorer.params))
+    for call in (explorer.at, explorer.figure):
+        with pytest.raises(ValueError, match="is not one of the slider's values"):
+            call(**{name: 0.1234567})
+
+
+def test_numbers_that_are_equal_but_for_rounding_can_be_drawn():
+    rows = ng.sphere.random(40, 16).norm(dim=-1).double().numpy()
+    e = Explorer(lambda a: {"y": rows + a * 1e-15, "top": a}, {"a": [0.0, 1.0]}, lambda v: go.Figure(go.Scatter(y=v["y"])),
+                 readout="{top}")  # fmt: skip
+    np.testing.assert_allclose(e.figure(a=1.0).data[0].y, rows, rtol=1e-12)
+
+
+def test_a_logarithmic_axis_keeps_numbers_beyond_float32():
+    y = np.array([1e-60, 1.0, 1e200])
+    figure = go.Figure(go.Scatter()).update_yaxes(type="log")
+    e = Explorer(lambda a: {"y": a * y}, {"a": [1.0, 2.0]}, figure, bind={"0.y": "y"})
+    np.testing.assert_allclose(e.at(a=2.0)["y"], 2 * y)
+
+
+def test_short_still_arrays_stay_apart():
+    text = page.Picture(go.Figure(go.Scatter(x=[1000001, 1000002, 1000003], y=[1 / 3, 2 / 3, 1.0])), "three").to_html()
+    spec = json.loads(re.search(r'class="ngx-spec">(.*?)</script>', text)[1])
+    assert spec["data"][0]["x"] == [1000001, 1000002, 1000003] and spec["data"][0]["y"] == [0.333333, 0.666667, 1.0]
+
+
 # ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_texts_of_sliders_are_texts_and_no_markup_and_each_showing_has_its_own_id(monkeypatch):
+    bold = "<b>1</b>"
+    e = Explorer(lambda kind: {"y": [len(kind), 1.0], "gap": math.nan}, {"kind": ["a", bold]}, go.Figure(go.Scatter()),
+                 readout="it is {kind}, {gap:d}", bind={"0.y": "y"})  # fmt: skip
+    text = e.to_html()
+    told = re.search(r'class="ngx-caption">(.*?)</p>', text)[1]
+    assert "&lt;b&gt;1&lt;/b&gt;" in told and bold not in told and "–" in told  # the default is the second
+    assert re.search(r'class="ngx" id="([\w-]+)"', text)[1] != re.search(r'class="ngx" id="([\w-]+)"', e.to_html())[1]
 
 
 def unpack(array, index):

@@ -35,6 +35,36 @@ def test_each_run_is_measured_by_the_other_s_final_loss():
     assert "50% of the 400" in sentence(rows["fast"])
 
 
+def test_a_noisy_training_loss_is_not_read_off_its_first_lucky_batch():
+    noise = np.random.default_rng(0).normal(0, 0.15, (2, 400))
+    a, b = ([3.0 - 0.3 * math.log(i + 10) + x for i, x in enumerate(row)] for row in noise)  # the same run, but for the noise
+    first, second = logged("first", a), logged("second", b)
+    for run in (first, second):
+        for record in run.records:
+            del record["val_loss"]
+    shares = [row["share"] for row in comparison([first, second]) if row["share"]]
+    assert shares and min(shares) > 0.75 and "training loss (smoothed)" in sentence(comparison([first, second])[0])
+
+
+def test_losses_of_other_texts_are_not_compared_and_an_unfinished_run_says_so(runs, tmp_path, capsys):
+    for name in ("gpt", "ngpt"):
+        shutil.copytree(runs / name, tmp_path / name)
+    path = tmp_path / "gpt" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:8]))
+    out = ["--out", str(tmp_path / "r.html")]
+    assert main(["report", str(tmp_path / "gpt"), str(tmp_path / "ngpt"), *out]) == 0
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<td>8 of 12</td>" in text and "Not all of them have come to their end" in text and "held-out loss of gpt" in text
+    record = json.loads((tmp_path / "ngpt" / "config.json").read_text())
+    record["corpora"][0]["checksum"] = "another"
+    (tmp_path / "ngpt" / "config.json").write_text(json.dumps(record))
+    assert main(["report", str(tmp_path / "gpt"), str(tmp_path / "ngpt"), *out]) == 0
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "their losses are not compared" in text and "held-out loss of gpt" not in text
+    assert main(["report", str(tmp_path / "gpt"), f"{tmp_path / 'gpt'}/", *out]) == 1
+    assert "given twice" in capsys.readouterr().err
+
+
 def test_the_logarithmic_fit_finds_its_own_law():
     t = np.arange(1.0, 5000.0)
     y = np.where(t < 1000, 7.0, 2.0 + 0.3 * np.log(t))  # a transient that must not count

@@ -5,6 +5,7 @@ import torch
 
 from ngpt_core import selftest
 from ngpt_core.cli import main
+from ngpt_core.optim.pmen import PMEN
 
 
 def test_every_fast_path_agrees_with_its_twin_here(capsys):
@@ -26,6 +27,32 @@ def test_a_leak_between_documents_is_noticed(monkeypatch):
     right = selftest.ssd_chunked
     monkeypatch.setattr(selftest, "ssd_chunked", lambda *t: right(*t[:-1]))
     assert [row.name for row in selftest.run() if not row.passed] == ["scan: chunked / recurrence"]
+
+
+def test_other_wrong_fast_paths_are_noticed(monkeypatch):
+    """A gradient that only the tokens feel, coordinates, weight decay, the other profile of the noise, packed documents."""
+    from ngpt_core.nn import moe
+    from ngpt_core.optim import fused
+
+    def wrong() -> list[str]:
+        return [row.name for row in selftest.run() if not row.passed]
+
+    dispatch, step, conv = moe.dispatch, fused.fused_step, selftest.causal_conv
+    with monkeypatch.context() as patch:  # the value of x, three times its gradient
+        patch.setattr(moe, "dispatch", lambda x, *rest: dispatch(x.detach() + 3 * (x - x.detach()), *rest))
+        assert wrong() == ["experts: sorted products / loop"]
+    for change in (
+        lambda k: {} if k["unit"] else {"lr": 3 * k["lr"]},
+        lambda k: {"weight_decay_factor": 0.0},
+        lambda k: {"maximize": False},
+        lambda k: {"pmen": k["pmen"] and PMEN()},
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(fused, "fused_step", lambda *a, change=change, **k: step(*a, **{**k, **change(k)}))
+            assert wrong() == ["optimizer: fused step / plain step"]
+    with monkeypatch.context() as patch:
+        patch.setattr(selftest, "causal_conv", lambda x, w, bias, *packed: conv(x, w, bias))
+        assert wrong() == ["convolution: packed / one by one"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

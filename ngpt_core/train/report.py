@@ -64,8 +64,9 @@ def smooth(y: np.ndarray, window: int | None = None) -> np.ndarray:
 
 
 def _curve(run: LoggedRun, by: str) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and loss. A training loss is noisy, and its first lucky batch would count: the mean over a tenth of the run."""
     tokens, loss = run.series(by)
-    return tokens, smooth(loss) if by == "loss" else loss
+    return tokens, smooth(loss, max(1, len(loss) // 10)) if by == "loss" else loss
 
 
 def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, target: float) -> float | None:
@@ -133,7 +134,7 @@ def _summary(runs: list[LoggedRun]) -> str:
             run.name,
             f"{run.config['model']['name']} ({run.kind})",
             f"{size:,}",
-            f"{last['step']:,}",
+            f"{last['step']:,}" + (f" of {run.config['steps']:,}" if last["step"] < run.config["steps"] else ""),
             f"{last['tokens']:,}",
         ]
         values += [f"{smooth(run.series('loss')[1])[-1]:.4f}", f"{held_out[-1]:.4f}" if len(held_out) else "-", f"{speed:,.0f}"]
@@ -141,9 +142,16 @@ def _summary(runs: list[LoggedRun]) -> str:
     return "<table>" + "".join(rows) + "</table>"
 
 
+def _text(run: LoggedRun) -> tuple:
+    """What a run's loss is a loss of: its tokenizer and its corpora."""
+    tokenizer = run.config.get("tokenizer") or {}
+    known = tuple(tokenizer.get(key) for key in ("sha256", "vocab_size", "end_of_text"))
+    return (*known, tuple((c.get("checksum"), c.get("weight")) for c in run.config.get("corpora") or ()))
+
+
 def sentence(row: dict) -> str:
     """One row of the comparison, in words."""
-    loss = "held-out loss" if row["by"] == "val_loss" else "training loss"
+    loss = "held-out loss" if row["by"] == "val_loss" else "training loss (smoothed)"
     if row["tokens"] is None:
         return f"{row['run']} does not reach the final {loss} of {row['other']} ({row['target']:.4f})."
     return (
@@ -173,14 +181,21 @@ def write_report(folders: list[str], out: str) -> str:
         from .figures import SECTIONS
     except ImportError:
         raise ValueError("ngpt report draws with plotly: pip install \"ngpt-core[notebook]\".") from None
+    if len({Path(folder).resolve() for folder in folders}) < len(folders):
+        raise ValueError(f"a run is given twice: {' '.join(folders)}. Name each once.")
     runs = [read_run(folder) for folder in folders]
     if len({run.name for run in runs}) < len(runs):
         for run, folder in zip(runs, folders):
             run.name = folder.rstrip("/")
     parts = [f"<h1>{html.escape(' and '.join(run.name for run in runs))}</h1>", _summary(runs)]
-    if pairs := comparison(runs):
+    pairs = comparison(runs)
+    if pairs and len({_text(run) for run in runs}) > 1:
+        parts.append("<p>These runs read other text, or with another tokenizer: their losses are not compared.</p>")
+    elif pairs:
         parts.append("<ul>" + "".join(f"<li>{html.escape(sentence(row))}</li>" for row in pairs) + "</ul>")
         parts.append("<p>Read off in the middle of a schedule: a run planned to end there would have a lower loss.</p>")
+        if any(run.records[-1]["step"] < run.config["steps"] for run in runs):
+            parts.append("<p>Not all of them have come to their end: \"final\" is where they stand.</p>")
     for title, draw, text in SECTIONS:
         try:
             figure = draw(runs)

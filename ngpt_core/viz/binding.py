@@ -14,6 +14,7 @@ Python, and is refused with a sentence.
     template  a text of the figure with names in braces, "gap {gap:.2f}°": the page fills in the numbers
 """
 
+import html
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ Path = tuple[str | int, ...]
 
 _FIELD = re.compile(r"(?<!%)\{(\w+)(?::([^{}]*))?\}")  # %{x} belongs to plotly
 _FORMAT = re.compile(r"\+?,?(\.\d+)?[defg%]?")
+_COMPUTED = (
+    "changes with the sliders, but is not one of the function's arrays as it is (or a slice of one). A page without Python "
+    "cannot compute it: compute it in the function and let the figure only draw. A text takes numbers as "
+    '"{name:.2f}" (a plain string, not an f-string).'
+)
 _PLOTLY_TEXT = {"hovertemplate", "texttemplate"}
 
 
@@ -57,8 +63,12 @@ def as_arrays(out: Mapping, where: str) -> Arrays:
         raise ValueError(f"An Explorer's function returns a dict of named arrays; {where} it returned {type(out).__name__}.")
     arrays = {}
     for key, value in out.items():
-        value = value.detach().cpu().double().numpy() if hasattr(value, "detach") else value
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            value = (value if value.is_complex() else value.double()).numpy()
         try:
+            if np.asarray(value).dtype.kind in "cMmSU":
+                raise TypeError("complex numbers, dates and texts cannot be drawn along an axis")
             arrays[key] = np.array(value, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(f"The array {key!r} {where} is not numeric or has rows of different lengths: {error}.") from None
@@ -120,7 +130,8 @@ def _marked(arrays: Arrays) -> Arrays:
     for key, value in arrays.items():
         finite = value[~np.isnan(value)]
         lo, hi = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
-        hi = hi if hi > lo else lo + max(abs(lo), 1.0) * 1e-3
+        if hi - lo < 1e-6 * max(abs(lo), abs(hi)) or hi == lo:  # too few floats lie between them for each number to be another
+            hi = lo + max(abs(lo), 1.0) * 1e-3
         marked[key] = rng.uniform(lo, hi, value.shape)
     return marked
 
@@ -151,8 +162,12 @@ def check(draw: Callable[[dict], go.Figure], arrays: Arrays, bindings: list[Bind
     tree = tree_of(draw(given(arrays)))
     bound = {b.path: b for b in bindings}
     before = dict(walk(base))
-    for path, leaf in walk(tree):
-        if path in bound:
+    now = {path for path, _ in walk(tree)}
+    gone = [(path, None) for path in before if path not in now]
+    for path, leaf in [*walk(tree), *gone]:
+        if path not in now:
+            same = False
+        elif path in bound:
             same = np.array_equal(numeric(leaf), bound[path].take(arrays), equal_nan=True)
         elif path not in before:
             same = False
@@ -160,11 +175,7 @@ def check(draw: Callable[[dict], go.Figure], arrays: Arrays, bindings: list[Bind
             a, b = numeric(leaf), numeric(before[path])
             same = leaf == before[path] if a is None or b is None else np.array_equal(a, b, equal_nan=True)
         if not same:
-            raise ValueError(
-                f"{name_of(path, tree)} changes with the sliders, but is not one of the function's arrays as it is (or a slice "
-                "of one). A page without Python cannot compute it: compute it in the function and let the figure only draw. "
-                'A text takes numbers as "{name:.2f}" (a plain string, not an f-string).'
-            )
+            raise ValueError(f"{name_of(path, tree if path in now else base)} {_COMPUTED}")
 
 
 def on_log_axis(path: Path, tree: dict) -> bool:
@@ -217,6 +228,16 @@ def parse_template(text: str, names: set[str]) -> list | None:
     return [*parts, text[end:]] if parts else None
 
 
+def unknown_names(text: str, names: set[str]) -> str | None:
+    """The first {...} of a text that names nothing we know."""
+    return next((found for found in re.findall(r"(?<!%)\{([^{}]*)\}", text) if found.partition(":")[0] not in names), None)
+
+
+def escaped(values: Mapping[str, float | str]) -> dict[str, float | str]:
+    """The texts among the values as they may stand in HTML."""
+    return {key: html.escape(value, quote=False) if isinstance(value, str) else value for key, value in values.items()}
+
+
 def put(tree, path: Path, value) -> None:
     """Set one leaf of a figure (a plotly figure or plain dicts and lists)."""
     for step in path[:-1]:
@@ -229,7 +250,11 @@ def fill(parts: list, values: Mapping[str, float | str]) -> str:
 
     def one(part):
         value = values[part[0]]
-        return value if isinstance(value, str) else format(int(value) if part[1].endswith("d") else value, part[1] or ".3g")
+        if isinstance(value, str):
+            return value
+        if not np.isfinite(value):
+            return "–"  # as explorer.js has it
+        return format(int(value) if part[1].endswith("d") else value, part[1] or ".3g")
 
     return "".join(part if isinstance(part, str) else one(part) for part in parts)
 

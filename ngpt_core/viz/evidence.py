@@ -165,8 +165,9 @@ def curves_figure(fight: str) -> go.Figure:
             x = (np.arange(len(curve)) + 0.5) / len(curve) * f["tokens"] / 1e6
             line = {"color": color, "width": 1.5}
             figure.add_scatter(x=x, y=curve, mode="lines", line=line, name=name, showlegend=i == 0, legendgroup=name)
+    least = min(min(curve) for curves in f["curves"].values() for curve in curves)
     figure.update_xaxes(title="tokens, millions")
-    figure.update_yaxes(title="training loss, nats per byte", range=[1.2, 2.6])
+    figure.update_yaxes(title="training loss, nats per byte", range=[min(1.2, 0.95 * least), 2.6])
     return figure
 
 

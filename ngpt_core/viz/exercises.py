@@ -16,7 +16,9 @@ def check(yours: Callable, truth: Callable, *cases: tuple, tolerance: float = 1e
 
     Returns whether every case was right.
     """
-    name = name or yours.__name__
+    if not callable(yours) or not cases:
+        raise ValueError(f"check takes a function and at least one tuple of arguments; got {yours!r} and {len(cases)} cases.")
+    name = name or getattr(yours, "__name__", "your function")
     for number, case in enumerate(cases, 1):
         here = f"{name}, case {number} of {len(cases)}"
         expected = torch.as_tensor(truth(*case), dtype=torch.float64)
@@ -28,12 +30,17 @@ def check(yours: Callable, truth: Callable, *cases: tuple, tolerance: float = 1e
         if got is None or got is ...:
             print(f"{here}: it returns nothing yet.\nReplace the dots by your code and run it again.")
             return False
-        got = torch.as_tensor(got, dtype=torch.float64)
+        try:
+            got = torch.as_tensor(got, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            print(f"{here}: it returns {got!r}, and numbers are wanted.")
+            return False
         if got.shape != expected.shape:
             print(f"{here}: the result has the shape {tuple(got.shape)}, and {tuple(expected.shape)} is right.")
             return False
-        error = (got - expected).abs().max().item()
-        if not error <= tolerance * max(1.0, expected.abs().max().item()):
+        same = (got == expected) | (got.isnan() & expected.isnan())  # infinities too
+        error = torch.where(same, 0.0, (got - expected).abs()).max().item() if got.numel() else 0.0
+        if not error <= tolerance * max([1.0, *expected[expected.isfinite()].abs().tolist()]):
             print(
                 f"{here}: not right yet. It is off by up to {error:.2g}; it should begin {expected.flatten()[:4].tolist()}"
             )

@@ -193,11 +193,12 @@
     let width = 0, paint = "";
     let queued = true;  // until the first drawing, which shows all that was moved before it
 
-    const said = (parts) => parts.map((part) => {
+    const said = (parts, shown = (text) => text) => parts.map((part) => {
       if (typeof part === "string") return part;
       const k = sliders.findIndex((s) => s.name === part[0]);
-      return k >= 0 ? sliders[k].texts[position[k]] : format(read[part[0]](position)[0], part[1]);
+      return k >= 0 ? shown(sliders[k].texts[position[k]]) : format(read[part[0]](position)[0], part[1]);
     }).join("");
+    const escaped = (text) => text.replace(/[&<>]/g, (c) => `&#${c.charCodeAt(0)};`);
 
     function draw() {
       queued = false;
@@ -210,7 +211,7 @@
         figure.layout.width = width;
       }
       const shown = solidly ? figure : flattened(figure);
-      (spec.readout || []).forEach((parts, i) => { element.querySelectorAll(".ngx-told")[i].innerHTML = said(parts); });
+      (spec.readout || []).forEach((parts, i) => { element.querySelectorAll(".ngx-told")[i].innerHTML = said(parts, escaped); });
       return Plotly.react(plot, shown.data, shown.layout, { displayModeBar: false, displaylogo: false });
     }
     const soon = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };

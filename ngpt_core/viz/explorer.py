@@ -42,7 +42,8 @@ class Explorer:
     figure: a function from that dict to a plotly figure, which only draws what it is given; or a ready figure, with ``bind``.
     bind: for a ready figure: ``{"trace name.attribute": array key}``; left out, every key is itself such an address ("y"
         alone is the first trace's).
-    readout: texts shown under the sliders, as ``"gap {gap:.2f}°"``, with numbers of the function or values of sliders.
+    readout: texts shown under the sliders, as ``"gap {gap:.2f}°"``, with numbers of the function or values of sliders; HTML, as
+        a slider's label is.
     alt: what the figure shows, in words, for those who do not see it.
     name: the Explorer's key in the page's address; by default the function's name.
 
@@ -69,6 +70,7 @@ class Explorer:
         alt: str = "",
         name: str = "",
     ):
+        _check_kinds(fn, params, figure, bind, readout, alt)
         self.fn, self.alt = fn, alt
         self.name = name or getattr(fn, "__name__", "explorer").strip("<>")
         self.params = {key: p if isinstance(p, Slider) else Slider(p) for key, p in params.items()}
@@ -79,12 +81,12 @@ class Explorer:
             raise ValueError(f"{product} = {self.cells} cells are more than {MOST_CELLS}: use fewer values or fewer sliders.")
 
         self._first = first = self.evaluate(**self.defaults)
-        if callable(figure):
+        self._draw = figure if callable(figure) else None
+        if self._draw is not None:
             self._frame = figure(binding.given(first))
+            if not isinstance(self._frame, go.Figure):
+                raise ValueError(f"The figure's function returns a plotly Figure; it returned {type(self._frame).__name__}.")
             self._bindings = binding.probe(figure, first)
-            for end in (0, -1):
-                corner = self.evaluate(**{key: p.values[end] for key, p in self.params.items()})
-                binding.check(figure, corner, self._bindings, binding.tree_of(self._frame))
         else:
             self._frame = figure
             self._bindings = binding.from_dict(bind or {k if "." in k else f"0.{k}": k for k in first}, figure, first)
@@ -92,6 +94,9 @@ class Explorer:
         names = {*first, *self.params}
         self._texts = binding.templates(self._tree, names)
         texts = [readout] if isinstance(readout, str) else readout
+        for text in texts:
+            if unknown := binding.unknown_names(text, names):
+                raise ValueError(f"The readout {text!r} names {{{unknown}}}; it may name {', '.join(sorted(names))}.")
         self.readout = [binding.parse_template(text, names) or [text] for text in texts]
         self._check_texts()
         self._packed = self._pack()
@@ -120,7 +125,20 @@ class Explorer:
 
     def evaluate(self, **values) -> binding.Arrays:
         """The function's own answer at these values, in float64."""
-        return binding.as_arrays(self.fn(**values), _where(values))
+        try:
+            answer = self.fn(**values)
+        except Exception as error:
+            raise ValueError(f"The function {self.name} failed {_where(values)}: {type(error).__name__}: {error}.") from error
+        return binding.as_arrays(answer, _where(values))
+
+    def _chosen(self, values: Mapping) -> dict:
+        """The values of all sliders; those that are not named stand at their defaults."""
+        for key, value in values.items():
+            if key not in self.params:
+                raise ValueError(f"There is no slider {key!r}; there are {', '.join(self.params)}.")
+            if value not in self.params[key].values:
+                raise ValueError(f"{key}={value!r} is not one of the slider's values {list(self.params[key].values)}.")
+        return {**self.defaults, **values}
 
     def grid(self) -> dict[str, np.ndarray]:
         """Every array that is drawn or told, over the whole grid: [n_1, ..., n_k, *shape], exactly as the page decodes it."""
@@ -129,7 +147,7 @@ class Explorer:
 
     def at(self, **values) -> dict[str, np.ndarray]:
         """The decoded arrays of one cell; sliders that are not named stand at their defaults."""
-        chosen = {**self.defaults, **values}
+        chosen = self._chosen(values)
         index = tuple(p.values.index(chosen[key]) for key, p in self.params.items())
         return {key: array[index] for key, array in self.grid().items()}
 
@@ -144,20 +162,33 @@ class Explorer:
         if not self._bindings and not self._texts:
             raise ValueError(f"Nothing in the figure comes from the function's arrays ({', '.join(self._first)}).")
 
+    def _samples(self) -> set[tuple[int, ...]]:
+        """Cells at which the figure is drawn to see that it only draws: both ends of each slider, all ends at once, and some
+        of those in between (drawing takes longer than all the rest)."""
+        at = tuple(p.index for p in self.params.values())
+        ends = [(0, n - 1) for n in self.sizes]
+        cells = {(*at[:k], end, *at[k + 1 :]) for k, both in enumerate(ends) for end in both} | {*zip(*ends)}
+        every = list(itertools.product(*map(range, self.sizes)))
+        return cells | {*every[:: max(1, len(every) // 8)]}
+
     def _pack(self) -> dict[str, Packed]:
         used = {b.key for b in self._bindings} | self._told()
         grids = {key: np.empty((*self.sizes, *a.shape)) for key, a in self._first.items() if key in used}
+        checked = self._samples()
         for index in itertools.product(*map(range, self.sizes)):
             values = {key: p.values[i] for (key, p), i in zip(self.params.items(), index)}
             arrays = self.evaluate(**values)
-            for key, grid in grids.items():
+            for key, first in self._first.items():
                 shape = arrays[key].shape if key in arrays else "none"
-                if shape != self._first[key].shape:
+                if shape != first.shape:
                     raise ValueError(
-                        f"The array {key!r} has shape {self._first[key].shape} at the defaults and {shape} {_where(values)}: "
+                        f"The array {key!r} has shape {first.shape} at the defaults and {shape} {_where(values)}: "
                         "an Explorer's arrays keep their shape (fill up with NaN, which is not drawn)."
                     )
+            for key, grid in grids.items():
                 grid[index] = arrays[key]
+            if self._draw is not None and index in checked:
+                binding.check(self._draw, arrays, self._bindings, self._tree)
         log = {b.key for b in self._bindings if binding.on_log_axis(b.path, self._tree)}
         packed = {key: pack(grid, len(self.sizes), key in log) for key, grid in grids.items()}
         for axis, name in enumerate(self.params):
@@ -190,7 +221,7 @@ class Explorer:
 
     def figure(self, **values) -> go.Figure:
         """The plotly figure at these values of the sliders; those that are not named stand at their defaults."""
-        chosen = {**self.defaults, **values}
+        chosen = self._chosen(values)
         figure = styled(self._frame)
         self.fill(figure, chosen, self.evaluate(**chosen))
         return figure
@@ -198,13 +229,14 @@ class Explorer:
     # -- its two lives -------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _id(self) -> str:
-        """Stable from run to run: a hash of what the Explorer is, and a counter for a second one of the same kind."""
+    def _digest(self) -> str:
+        """Stable from run to run: a hash of what the Explorer is."""
         told = json.dumps([self.name, [[k, p.texts] for k, p in self.params.items()], sorted(self._packed)])
-        return page.unique_id(hashlib.sha1(told.encode()).hexdigest()[:8])
+        return hashlib.sha1(told.encode()).hexdigest()[:8]
 
     def to_html(self) -> str:
-        """The Explorer as a piece of HTML with everything in it but plotly.js."""
+        """The Explorer as a piece of HTML with everything in it but plotly.js. Each time it has another id."""
+        ident = page.unique_id(self._digest)
         spec = page.figure_spec(self._tree, [b.path for b in self._bindings])
         spec["arrays"] |= {key: p.spec() for key, p in self._packed.items()}
         spec["bind"] += [b.spec() for b in self._bindings]
@@ -213,15 +245,15 @@ class Explorer:
             {"name": key, "default": p.index, "texts": p.texts, "values": [str(v) for v in p.values]}
             for key, p in self.params.items()
         ]
-        said = self.said(self.defaults, self._first)
+        said = binding.escaped(self.said(self.defaults, self._first))
         caption = [f"{p.label or html.escape(key)} = {html.escape(p.texts[p.index])}" for key, p in self.params.items()]
         return page.block(
-            self._id,
+            ident,
             spec,
             still=to_svg(self.figure(), self.alt),
             caption=" · ".join([*caption, *(binding.fill(parts, said) for parts in self.readout)]),
             alt=self.alt or f"Figure of {self.name} that follows the sliders below it",
-            panel=page.panel(self._id, self.params, len(self.readout)),
+            panel=page.panel(ident, self.params, len(self.readout)),
         )
 
     def widget(self):
@@ -237,6 +269,21 @@ class Explorer:
     def __repr__(self) -> str:
         at = ", ".join(f"{k} = {p.texts[p.index]}" for k, p in self.params.items())
         return f"Explorer {self.name}: {at}; {self.cells} cells, {self.nbytes / 1e3:.0f} kB"
+
+
+def _check_kinds(fn: object, params: object, figure: object, bind: object, readout: object, alt: object) -> None:
+    """Is each argument of the kind that it must be?"""
+    texts = [readout] if isinstance(readout, str) else readout
+    for holds, text in (
+        (callable(fn), f"fn must be a function of the sliders' values; got {fn!r}."),
+        (isinstance(params, Mapping), f"params must be a dict from a parameter's name to its Slider; got {params!r}."),
+        (callable(figure) or isinstance(figure, go.Figure), f"figure must be a function or a plotly Figure; got {figure!r}."),
+        (bind is None or not callable(figure), "bind is for a ready figure: a figure's function is handed the arrays."),
+        (isinstance(texts, Sequence) and all(isinstance(t, str) for t in texts), f"readout must be text; got {readout!r}."),
+        (isinstance(alt, str), f"alt must be text that says what the figure shows; got {alt!r}."),
+    ):
+        if not holds:
+            raise ValueError(f"Explorer: {text}")
 
 
 def _where(values: Mapping) -> str:

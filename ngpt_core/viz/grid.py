@@ -7,7 +7,7 @@ enough to be part of an HTML page, and are read back.
     dims    (n_1 or 1, ..., n_k or 1) 1 where the array does not depend on that slider: it is stored once along it
     kind    "u2": 16-bit codes, value = lo + code * step with step = range / 65535, so the error is at most step / 2
             "f4": float32, for what is drawn on a logarithmic axis over more than two decades
-            "f8": as it is, for single numbers (they are printed, not only drawn, and cost little)
+            "f8": as it is, for single numbers (they are printed, not only drawn, and cost little), and beyond float32's range
 """
 
 import base64
@@ -74,7 +74,8 @@ def pack(values: np.ndarray, sliders: int, log: bool = False) -> Packed:
     finite = values[~np.isnan(values)]
     lo, hi = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     if log and hi > 100 * max(lo, 0.0):
-        return Packed(values.astype(np.float32), dims, "f4", 0.0, 1.0, False)
+        fits = 1e-30 < hi < 1e38  # what is far below the largest may vanish
+        return Packed(values.astype(np.float32 if fits else np.float64), dims, "f4" if fits else "f8", 0.0, 1.0, False)
     nan = finite.size < values.size
     step = (hi - lo) / (LEVELS - nan)
     codes = np.rint((np.where(np.isnan(values), lo, values) - lo) / (step or 1.0)).astype(np.uint16)

@@ -3,6 +3,7 @@
 As ipywidgets around a plotly FigureWidget; every move calls the function itself.
 """
 
+import html
 import os
 import sys
 from importlib.util import find_spec
@@ -40,12 +41,10 @@ def widget(explorer: "Explorer"):
 
     figure = go.FigureWidget(explorer.figure())
     wide = {"style": {"description_width": "initial"}, "layout": {"width": "100%"}, "description_allow_html": True}
-    sliders = {
-        key: widgets.SelectionSlider(
-            options=list(zip(p.texts, p.values)), value=p.default, description=f"{p.label or key} {p.about}".strip(), **wide
-        )
-        for key, p in explorer.params.items()
-    }
+    sliders = {}
+    for key, p in explorer.params.items():
+        words = f"{p.label or html.escape(key)} {html.escape(p.about)}".strip()
+        sliders[key] = widgets.SelectionSlider(options=list(zip(p.texts, p.values)), value=p.default, description=words, **wide)
     told, reset = widgets.HTML(), widgets.Button(description="Reset", layout={"width": "7em"})
 
     def move(_=None):
@@ -53,7 +52,7 @@ def widget(explorer: "Explorer"):
         arrays = explorer.evaluate(**values)
         with figure.batch_update():
             explorer.fill(figure, values, arrays)
-        said = explorer.said(values, arrays)
+        said = binding.escaped(explorer.said(values, arrays))
         told.value = "<br>".join(binding.fill(parts, said) for parts in explorer.readout)
 
     def back(_):

@@ -71,10 +71,18 @@ def figure_spec(tree: dict, bound: Sequence[binding.Path] = ()) -> dict:
             strides = tuple(int(np.prod(numbers.shape[k + 1 :], dtype=int)) for k in range(numbers.ndim))
             spec["bind"].append(binding.Binding(path, key, 0, strides, numbers.shape).spec())
             leaf = None
-        elif numbers is not None:  # six digits are plenty for the eye
-            leaf = np.vectorize(lambda x: float(f"{x:.6g}"), otypes=[float])(numbers).tolist() if numbers.size else []
+        elif numbers is not None:
+            leaf = _rounded(numbers).tolist() if numbers.size else []
         _put(spec, path, leaf)
     return spec
+
+
+def _rounded(numbers: np.ndarray) -> np.ndarray:
+    """To six digits, which are plenty for the eye, unless the numbers are closer together than that."""
+    short = np.vectorize(lambda x: float(f"{x:.6g}"), otypes=[float])(numbers)
+    finite = numbers[np.isfinite(numbers)]
+    spread = np.ptp(finite) if finite.size > 1 else 0.0
+    return numbers if spread and np.nanmax(np.abs(short - numbers)) > 1e-3 * spread else short
 
 
 def _put(tree: dict, path: binding.Path, leaf) -> None:
@@ -152,6 +160,8 @@ def show(figure: go.Figure, alt: str) -> None:
     """Display a figure in a notebook; ``alt`` says in words what it shows, for those who do not see it."""
     from IPython.display import display
 
-    if not alt.strip():
+    if not isinstance(figure, go.Figure):
+        raise ValueError(f"show takes a plotly Figure; got {type(figure).__name__}.")
+    if not isinstance(alt, str) or not alt.strip():
         raise ValueError('show(figure, alt="..."): say in a sentence what the figure shows; screen readers read it aloud.')
     display(Picture(figure, alt))

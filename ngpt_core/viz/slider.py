@@ -1,5 +1,6 @@
 """Which values can a reader give to a parameter, and how are they written?"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,15 @@ class Slider:
     """A Python format for the shown value, as ".2f"; as many digits as keep the values apart where it is left out."""
 
     def __post_init__(self):
-        values = self._spread() if isinstance(self.values, tuple) else tuple(map(_plain, self.values))
+        if isinstance(self.values, str) or not hasattr(self.values, "__iter__"):
+            raise ValueError(f"A slider's values are (start, stop, number of values) or a list of values; got {self.values!r}.")
+        spread = isinstance(self.values, tuple)
+        if self.log and not spread:
+            raise ValueError(f"log spaces (start, stop, number of values); these are a list already: {list(self.values)}.")
+        values = self._spread() if spread else tuple(map(_plain, self.values))
+        for value in values:
+            if not isinstance(value, str) and not (isinstance(value, int | float) and math.isfinite(value)):
+                raise ValueError(f"A slider's value is a finite number or a text; got {value!r}.")
         object.__setattr__(self, "values", values)
         if len(self.values) < 2 or len(set(self.values)) < len(self.values):
             raise ValueError(f"A slider needs at least two different values, got {list(self.values)}.")
@@ -43,9 +52,12 @@ class Slider:
         if not near:
             raise ValueError(f"default={default!r} is not one of the slider's values {list(self.values)}.")
         object.__setattr__(self, "default", near[0])
+        if len(set(self.texts)) < len(values):
+            raise ValueError(f"Two values of a slider are shown alike, as {list(self.texts)}: choose another format.")
 
     def _spread(self) -> tuple:
-        if len(self.values) != 3 or not isinstance(self.values[2], int):
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
+        if len(self.values) != 3 or not numbers or not isinstance(self.values[2], int):
             raise ValueError(f"A tuple means (start, stop, number of values), got {self.values}; single values come as a list.")
         start, stop, n = self.values
         if self.log and min(start, stop) <= 0:
@@ -81,4 +93,4 @@ def _plain(value):
 
 
 def _close(a, b) -> bool:
-    return not isinstance(a, str) and not isinstance(b, str) and abs(a - b) <= 1e-9 * max(abs(a), abs(b))
+    return isinstance(a, int | float) and isinstance(b, int | float) and abs(a - b) <= 1e-9 * max(abs(a), abs(b))
