@@ -191,4 +191,7 @@ def test_a_sequence_longer_than_the_cache_is_an_error_before_any_state_changes()
     assert cache.length == 9 and len(before) == 3  # two Mamba layers and one of attention
     for was, now in zip(before, (vars(c) for c in cache.blocks if c is not None)):
         for key, value in was.items():
-            assert torch.equal(value, now[key]) if isinstance(value, torch.Tensor) else value == now[key]
+            if isinstance(value, torch.Tensor):  # places that are not filled yet hold anything, nan too
+                torch.testing.assert_close(value, now[key], rtol=0, atol=0, equal_nan=True)
+            else:
+                assert value == now[key]
