@@ -27,10 +27,13 @@ from study import (
     QUARTER,
     SEEDS,
     SMALLEST,
+    STEPS,
     TRIALS,
     ablation_jobs,
+    apart_jobs,
     checked,
     decayed,
+    largest_best,
     length_jobs,
     loss,
     published_jobs,
@@ -187,11 +190,20 @@ def _cpu(rows: Iterable[dict]) -> float:
     return median(seconds) if seconds else 0.0
 
 
-def published(rows: list[dict]) -> dict[str, list[float]]:
-    """Final losses of the largest hybrid's nGPT with numbers that nobody tuned, by their name, in the order of the seeds."""
-    known = {r["name"]: r["val_loss"] for r in rows}
-    found = {name: [known.get(job.name) for job in jobs] for name, jobs in published_jobs().items()}
-    return {name: losses for name, losses in found.items() if None not in losses}
+def published(rows: list[dict]) -> dict[str, dict]:
+    """Final losses of the largest hybrid's nGPT: with numbers that nobody tuned, by seed, as far as they were trained; and with
+    the tuned ones, one put back at a time. Beside them what the peak rates of both sides gave there on the seed of the tuning."""
+    known, found = {r["name"]: r["val_loss"] for r in rows}, {}
+    for name, jobs in published_jobs().items():
+        found[name] = {str(job.seed): known[job.name] for job in jobs if job.name in known}
+    best = largest_best(Stored(rows))
+    found["apart"] = {name: known[job.name] for name, job in apart_jobs(best["ngpt"]).items() if job.name in known}
+    steps = STEPS["hybrid-1M"] // 2
+    same = [r for r in rows if (r["model"], r["steps"], r["seed"]) == ("hybrid-1M", steps, 0) and not r["fields"]]
+    for side, rate in (("gpt", "lr"), ("ngpt", "C")):
+        mine = [r for r in same if r["side"] == side and {**r["recipe"], rate: 0} == {**best[side], rate: 0}]
+        found[f"{side}_rates"] = {f"{r['recipe'][rate]:g}": r["val_loss"] for r in mine}
+    return found
 
 
 def ablations(rows: list[dict], jobs: dict[str, list[Job]]) -> list[dict]:
@@ -255,7 +267,7 @@ def main() -> None:
         losses = f"GPT {mean(f['gpt']):.4f}  nGPT {mean(f['ngpt']) if f['ngpt'] else math.nan:.4f}"
         print(f"{f['model']:<12} x {f['sequences']} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}  {f['recipes']}")
     for name, losses in summary["published"].items():
-        print(f"hybrid-1M with {name} numbers: {mean(losses):.4f} {losses}")
+        print(f"hybrid-1M, {name}: {losses}")
     for kind, found in summary["ablations"].items():
         for a in sorted(found, key=lambda a: -a.get("difference", 9)):
             changed = f"{a['difference']:+.4f} [{a['low']:+.4f}, {a['high']:+.4f}]" if "difference" in a else a

@@ -17,8 +17,8 @@
     budgets     a second budget: the smallest hybrid at the whole length, the other sizes at half of it, each with the best
                 peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found. The largest
                 keep the peak rates of their first budget, and nGPT has one shorter schedule
-    published   the largest hybrid's nGPT at half of the length with the published numbers, and with recipe.scaled's: nothing
-                of them is tuned
+    published   the largest hybrid's nGPT at half of the length with the published numbers, and with those of the first rule of
+                recipe.scaled: nothing of them is tuned; and at a quarter of it what each tuned number is worth (seed 1)
     longest     the largest hybrid at the whole length, with the best peak rates of both sides at half of that (seed 0)
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
@@ -34,7 +34,6 @@ from pathlib import Path
 from runner import Job, Lab
 
 from ngpt_core.optim.schedule import SCHEDULES, area
-from ngpt_core.recipe import Settings, scaled
 
 STEPS = {"dense-0.2M": 8000, "hybrid-0.2M": 8000, "dense-0.5M": 9200, "hybrid-0.5M": 9200, "dense-1M": 9800, "hybrid-1M": 9600}
 SEEDS = (1, 2, 3)
@@ -182,23 +181,35 @@ def second(lab: Lab, model: str) -> list[Job]:
 
 def longest(lab: Lab) -> None:
     model, whole = "hybrid-1M", STEPS["hybrid-1M"]
-    best = checked(lab, model, whole // 4, retuned(lab))
-    lab.map(fight(model, whole, checked(lab, model, whole // 2, best)))
+    lab.map(fight(model, whole, checked(lab, model, whole // 2, largest_best(lab))))
 
 
 def published_jobs() -> dict[str, list[Job]]:
-    """The largest hybrid's nGPT at half of the length: the published numbers, and what recipe.scaled makes of them."""
+    """The largest hybrid's nGPT at half of the length: the published numbers, and what the first rule of recipe.scaled made of
+    them (a memory of one step for every 400, whatever the model's width)."""
     model, steps = "hybrid-1M", STEPS["hybrid-1M"] // 2
-    numbers = Settings()
-    found = {}
-    for name, betas in (("published", numbers.betas), ("scaled", scaled(numbers, steps).betas)):
-        recipe = {"C": 0.24, "betas": ",".join(f"{beta:.4g}" for beta in betas)}
-        found[name] = [Job(model, "ngpt", steps, seed, recipe) for seed in SEEDS]
-    return found
+    betas = {"published": "0.975,0.975", "scaled": f"{1 - 400 / steps:.4g},0.975"}
+    return {name: [Job(model, "ngpt", steps, seed, {"C": 0.24, "betas": b}) for seed in SEEDS] for name, b in betas.items()}
+
+
+def apart_jobs(best: dict) -> dict[str, Job]:
+    """The largest hybrid's tuned nGPT at a quarter of the length, one number put back at a time."""
+    beta1, beta2 = best["betas"].split(",")
+    changes = {
+        "tuned": {}, "β₁ = 0.917": {"betas": f"0.9167,{beta2}"}, "β₂ = 0.975": {"betas": f"{beta1},0.975"},
+        "the paper's warmups": {"warmup": "group"}, "C = 0.24": {"C": 0.24},
+    }  # fmt: skip
+    return {name: Job("hybrid-1M", "ngpt", STEPS["hybrid-1M"] // 4, 1, {**best, **change}) for name, change in changes.items()}
+
+
+def largest_best(lab: Lab) -> dict[str, dict]:
+    """The largest hybrid's numbers at its first budget."""
+    return checked(lab, "hybrid-1M", STEPS["hybrid-1M"] // 4, retuned(lab))
 
 
 def published(lab: Lab) -> None:
     lab.map(job for jobs in published_jobs().values() for job in jobs)
+    lab.map(apart_jobs(largest_best(lab)["ngpt"]).values())
 
 
 def decayed(lab: Lab) -> dict:
