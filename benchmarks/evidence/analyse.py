@@ -192,7 +192,7 @@ def _cpu(rows: Iterable[dict]) -> float:
 
 def published(rows: list[dict]) -> dict[str, dict]:
     """Final losses of the largest hybrid's nGPT: with numbers that nobody tuned, by seed, as far as they were trained; and with
-    the tuned ones, one put back at a time. Beside them what the peak rates of both sides gave there on the seed of the tuning."""
+    the tuned ones, one put back at a time. Beside them what the peak rates of both gave there on the seed of the tuning."""
     known, found = {r["name"]: r["val_loss"] for r in rows}, {}
     for name, jobs in published_jobs().items():
         found[name] = {str(job.seed): known[job.name] for job in jobs if job.name in known}
