@@ -63,7 +63,8 @@ class Run:
         """Write config.json, and the tokenizer beside it. A model that was exported is the run's no longer once it goes on: the
         checkpoint from which it goes on has the same weights."""
         if (export := self.folder / "export").is_dir():
-            print(f"{export} is removed: the run goes on from {self.checkpoint or 'its start'} and exports anew.", file=sys.stderr)
+            where = self.checkpoint or "its start"
+            print(f"{export} is removed: the run goes on from {where} and exports its model anew.", file=sys.stderr)
             shutil.rmtree(export)
         tokenizer = corpora[0][0].tokenizer()
         write_json(
