@@ -430,6 +430,15 @@ def test_a_cache_is_one_of_this_model(cache):
         make()(tokens(1, 4), cache=cache)
 
 
+def test_loads_may_come_as_one_tensor():
+    model, other = make(), make()
+    load = torch.arange(16.0).reshape(2, 8)
+    model.update_router_bias(load)
+    other.update_router_bias(list(load))
+    for a, b in zip(model.buffers(), other.buffers(), strict=True):
+        assert torch.equal(a, b) and a.abs().max() > 0
+
+
 @pytest.mark.parametrize("load", [None, 5, [[1, 2]] * 2, [torch.zeros(3)] * 2])
 def test_a_load_that_is_none_is_refused(load):
     with pytest.raises(ValueError, match=r"(load must be a list|A load is a tensor) .*got"):

@@ -17,8 +17,8 @@
     budgets     a second budget: the smallest hybrid at the whole length, the other sizes at half of it, each with the best
                 peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found. The largest
                 keep the peak rates of their first budget, and nGPT has one shorter schedule
-    published   the largest hybrid's nGPT at half of the length with the published numbers, and with those of the first rule of
-                recipe.scaled: nothing of them is tuned; and at a quarter of it what each tuned number is worth (seed 1)
+    published   the largest hybrid's nGPT at half of the length with the published numbers, and with recipe.scaled's: nothing
+                of them is tuned; and at a quarter of it what each tuned number is worth (seed 1)
     longest     the largest hybrid at the whole length, with the best peak rates of both sides at half of that (seed 0)
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
@@ -185,8 +185,8 @@ def longest(lab: Lab) -> None:
 
 
 def published_jobs() -> dict[str, list[Job]]:
-    """The largest hybrid's nGPT at half of the length: the published numbers, and what the first rule of recipe.scaled made of
-    them (a memory of one step for every 400, whatever the model's width)."""
+    """The largest hybrid's nGPT at half of the length: the published numbers, and recipe.scaled's, a memory of a step for 400.
+    They are written out, so that the runs keep their names when the rule changes."""
     model, steps = "hybrid-1M", STEPS["hybrid-1M"] // 2
     betas = {"published": "0.975,0.975", "scaled": f"{1 - 400 / steps:.4g},0.975"}
     return {name: [Job(model, "ngpt", steps, seed, {"C": 0.24, "betas": b}) for seed in SEEDS] for name, b in betas.items()}

@@ -148,8 +148,8 @@ class LanguageModel(nn.Module):
         """The balancing rule, once after an optimizer step: ``load`` is ``stats["load"]``, summed over the step's
         micro-batches and ranks. Each expert's selection bias moves by ``router_bias_rate`` towards equal load."""
         routers = [block.mixer.router for block in self.blocks if isinstance(block.mixer, MoE)]
-        if not isinstance(load, Sequence) or len(load) != len(routers):
-            got = len(load) if isinstance(load, Sequence) else repr(load)
+        if not isinstance(load, Sequence | Tensor) or len(load) != len(routers):
+            got = len(load) if isinstance(load, Sequence | Tensor) else repr(load)
             raise ValueError(f"load must be a list with one entry for each of the {len(routers)} MoE layers; got {got}.")
         for router, counts in zip(routers, load):
             router.update(counts)

@@ -73,23 +73,21 @@ def evaluate_positions(
 @torch.no_grad()
 def evaluate_documents(model: LanguageModel, corpus: Corpus, rows: int, seq_len: int) -> list[tuple[float, int]]:
     """(sum of the cross-entropy, targets) of each held-out document, all of the split, in one process."""
-    stream, found, number = corpus.stream("val"), {}, 0
+    stream, number, losses, counted, numbers = corpus.stream("val"), 0, [], [], []
     model.eval()
     device = next(model.parameters()).device
     for first in range(0, stream.windows(seq_len), rows):
-        batch, numbers = [], []
+        batch = []
         for i in range(first, min(first + rows, stream.windows(seq_len))):
             tokens, document = stream.window(i, seq_len)
             batch.append(window(tokens, document, seq_len))
             numbers.append(number + batch[-1][2])
             number += int(document[-1])  # the last token is the next window's first
         batch = Batch(*(torch.from_numpy(np.stack(column)) for column in zip(*batch))).to(device)
-        loss = _cross_entropy(model, batch)
-        for d, x, counts in zip(np.stack(numbers).flat, loss.flatten().tolist(), (batch.targets != IGNORE).flatten().tolist()):
-            if counts:
-                total, count = found.get(d, (0.0, 0))
-                found[d] = total + x, count + 1
-    return [found[d] for d in sorted(found)]
+        losses.append(_cross_entropy(model, batch))
+        counted.append((batch.targets != IGNORE).double().cpu())
+    sums = (np.bincount(np.concatenate(numbers), torch.cat(x).flatten()) for x in (losses, counted))
+    return [(float(total), int(count)) for total, count in zip(*sums) if count]
 
 
 def _cross_entropy(model: LanguageModel, batch: Batch) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ..presets import count_parameters
 from .files import write_text
 from .metrics import read_lines, read_metrics
 from .run import Run
+from .tokenizer import content
 
 __all__ = ["LoggedRun", "comparison", "log_fit", "read_run", "tokens_to_reach", "write_report"]
 
@@ -144,9 +145,7 @@ def _summary(runs: list[LoggedRun]) -> str:
 
 def _text(run: LoggedRun) -> tuple:
     """What a run's loss is a loss of: its tokenizer and its corpora."""
-    tokenizer = run.config.get("tokenizer") or {}
-    known = tuple(tokenizer.get(key) for key in ("sha256", "vocab_size", "end_of_text"))
-    return (*known, tuple((c.get("checksum"), c.get("weight")) for c in run.config.get("corpora") or ()))
+    return content(run.config["tokenizer"]), *((c.get("checksum"), c.get("weight")) for c in run.config.get("corpora") or ())
 
 
 def sentence(row: dict) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "ByteTokenizer",
     "Tokenizer",
     "check_description",
+    "content",
     "describe",
     "from_description",
     "load_tokenizer",
@@ -148,12 +149,13 @@ def check_description(description: object, where: Path) -> None:
         raise ValueError(f"{where} does not describe its tokenizer ({description}): it was damaged or edited; restore it.")
 
 
+def content(description: dict) -> tuple:
+    """What makes a tokenizer the same as another: its content where that is known, for a name or a path says little."""
+    return description.get("sha256", description["spec"]), description["vocab_size"], description["end_of_text"]
+
+
 def same(a: dict, b: dict) -> bool:
-    """Whether two descriptions are of one tokenizer: by its content where that is known, for a name or a path says little."""
-
-    def content(x: dict) -> tuple:
-        return x.get("sha256", x["spec"]), x["vocab_size"], x["end_of_text"]
-
+    """Whether two descriptions are of one tokenizer."""
     return content(a) == content(b)
 
 
