@@ -675,12 +675,15 @@ def test_a_short_memory_forgets_a_large_gradient_on_every_path(beta1, unit_dim):
         torch.manual_seed(0)
         p = torch.nn.Parameter(torch.randn(3, 40))
         optimizer = ng.GatedAdamW([p], lr=0.01, betas=(beta1, 0.9), unit_dim=unit_dim, fused=fused)
+        seen = []
         for size in (1e6, *(1e-2,) * 60):
             p.grad = size * torch.randn(3, 40)
             optimizer.step()
-        found.append(optimizer.state[p]["exp_avg"])
-    assert found[1].abs().max() < 0.1
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
+            seen.append(optimizer.state[p]["exp_avg"].clone())
+        found.append(seen)
+    assert found[1][-1].abs().max() < 0.1
+    for fast, plain in zip(*found):
+        torch.testing.assert_close(fast, plain, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
