@@ -86,6 +86,46 @@ def test_an_ablation_of_the_same_length_does_not_take_the_place_of_the_recipe(ev
     assert both == {"fights": 2, "deviation": pytest.approx(0.0), "factor": pytest.approx(1.0)}
 
 
+def test_of_two_recipes_of_a_round_the_one_that_was_best_on_the_seed_of_the_tuning_fights(evidence):
+    def row(side, steps, seed, recipe, loss):
+        same = {"model": "dense-0.2M", "batch": None, "fields": {}, "curve": [], "cpu_seconds": None, "tokens": 256 * steps}
+        return {**same, "side": side, "steps": steps, "seed": seed, "recipe": {"betas": "0.6,0.99", **recipe}, "val_loss": loss}
+
+    rows = [row("gpt", 100, seed, {"lr": lr}, 2.0) for lr in (1, 2) for seed in (1, 2, 3)]  # neither on seed 0: the first
+    for C, tried in ((1, 1.9), (2, 1.8), (3, None)):
+        rows += [row("ngpt", steps, seed, {"C": C}, 2.2 - 0.1 * C) for seed in (1, 2, 3) for steps in (50, 100)]
+        rows += [row("ngpt", 100, 0, {"C": C}, tried)] if tried else []
+    (fight,) = evidence[2].fights(rows, {"gpt": "0.9,0.99", "ngpt": "0.9,0.99"})
+    assert fight["round"] == 1 and fight["tuning_seed"] is None
+    assert (fight["recipes"]["gpt"]["lr"], fight["recipes"]["ngpt"]["C"]) == (1, 2)
+    (fight,) = evidence[2].fights([*rows, row("gpt", 100, 0, {"lr": 2}, 1.9)], {"gpt": "0.9,0.99", "ngpt": "0.9,0.99"})
+    assert fight["recipes"]["gpt"]["lr"] == 2 and fight["tuning_seed"] == [1.9, 1.8]
+
+
+def test_the_best_C_of_a_law_that_is_known(evidence):
+    def law(C):
+        return 1.5 + 0.01 * math.log(C / 0.1) ** 2
+
+    lowest = evidence[2].lowest
+    assert lowest({C: law(C) for C in (0.06, 0.12, 0.24)}) == pytest.approx(0.1)
+    assert lowest({C: law(C) for C in (0.03, 0.07, 0.11, 0.5)}) == pytest.approx(0.1)  # uneven steps
+    assert lowest({C: law(C) for C in (0.12, 0.24, 0.48)}) is None  # the best is at the edge
+
+
+def test_the_rules_numbers_that_were_trained_are_the_rules(evidence):
+    from ngpt_core import recipe
+    from ngpt_core.train.config import model_config
+
+    runner, study, _ = evidence
+    ours = [job for job in study.ruled_jobs() if job.side == "ngpt"]
+    assert {job.model for job in ours} == {"dense-0.2M", "hybrid-1M", "hybrid-3M"}
+    for job in ours:
+        numbers = recipe.scaled(model_config(runner.MODELS[job.model][0]), job.steps)
+        C, betas = job.recipe["C"], [float(b) for b in job.recipe["betas"].split(",")]
+        assert numbers.C == pytest.approx(C, rel=5e-3) and numbers.betas == pytest.approx(betas)
+        assert numbers.warmup == job.recipe["warmup"]
+
+
 def test_both_sides_have_equal_trials_and_every_job_can_be_trained(evidence):
     from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
 
@@ -110,7 +150,7 @@ def test_the_published_numbers_are_the_recipes_defaults(evidence):
     given = TrainConfig(scaled=False, recipe=tuple(f"{k}={v}" for k, v in job.recipe.items()))
     mine, plain = (recipe_numbers(c, config, job.steps) for c in (given, TrainConfig(scaled=False)))
     assert mine.C == config.C and vars(mine) == {**vars(plain), "C": config.C}
-    assert jobs["scaled"][0].recipe["betas"] == "0.9167,0.975"
+    assert jobs["β₁ alone"][0].recipe["betas"] == "0.9167,0.975"
     best = {"C": 0.12, "betas": "0.6,0.99", "warmup": "all"}
     for job in list(study.apart_jobs(best).values())[1:]:
         assert sum(job.recipe[key] != best[key] for key in best) == 1

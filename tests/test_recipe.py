@@ -482,8 +482,9 @@ def test_slips_are_answered_with_the_rule(ngpt, gpt, monkeypatch):
             recipe.table(ngpt, **slip)
     with pytest.raises(ValueError, match="weight_decay must be a number >= 0"):
         recipe.table(ngpt, weight_decay=-1)
+    of_a_config = [lambda m: recipe.scaled(m, 10), recipe.settings]  # the numbers need no model
     for what in (gpt.config, "pico", None):
-        for call in (recipe.table, lambda m: recipe.build(m, 10), lambda m: recipe.scaled(m, 10), recipe.settings):
+        for call in (recipe.table, lambda m: recipe.build(m, 10), *(of_a_config if what is not gpt.config else ())):
             with pytest.raises(ValueError, match=r"recipe: takes a model.*got"):
                 call(what)
     for steps in (0, "100", 2.5, None):
@@ -515,22 +516,64 @@ def test_a_parameter_in_two_modules_is_named():
         recipe.table(model)
 
 
-# ---- short runs ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("normalized", [True, False])
-def test_a_long_run_has_the_published_numbers_and_a_short_one_a_shorter_memory(normalized):
-    model = ng.LanguageModel(ng.preset("pico-dense", normalized=normalized))
-    published = ng.recipe.settings(model)
-    assert all(ng.recipe.scaled(model, steps) == published for steps in (16_000, 21_000, 10**6))  # 1B has 21,000
-    first = [ng.recipe.scaled(model, steps).betas[0] for steps in (1, 100, 1000, 2000, 4000, 8000, 16_000)]
-    assert first == sorted(first) and first[0] < published.betas[0] and first[-1] == published.betas[0]
-    assert replace(ng.recipe.scaled(model, 100), betas=published.betas) == published  # nothing else changes
-    assert ng.recipe.scaled(published, 100) == ng.recipe.scaled(model, 100)
+# ---- small runs ------------------------------------------------------------------------------------------------------
+NORMALIZED = pytest.mark.parametrize("normalized", [True, False])
+
+
+@NORMALIZED
+@pytest.mark.parametrize("name", ["1B", "30B"])
+def test_from_the_ladders_width_on_a_long_run_has_the_published_numbers_to_the_bit(name, normalized):
+    config = ng.preset(name, normalized=normalized)
+    published = recipe.Settings() if normalized else recipe.Baseline()
+    assert all(recipe.scaled(config, steps) == published for steps in (16_000, 21_000, 10**6))  # 1B has 21,000
+    short = recipe.scaled(config, 2000)
+    assert short.betas == (0.8, published.betas[1])
+    assert replace(short, betas=published.betas) == published  # of a wide model nothing else changes
+
+
+@NORMALIZED
+def test_the_memory_and_C_move_one_way_with_length_and_width(normalized):
+    def numbers(d_model, steps):
+        return recipe.scaled(ng.preset("pico", normalized=normalized, d_model=d_model), steps)
+
+    widths, lengths = (16, 64, 128, 320, 640, 768, 1024), (1, 100, 750, 2000, 8000, 16_000, 10**6)
+    table = [[numbers(d, T) for T in lengths] for d in widths]
+    beta1 = [[x.betas[0] for x in row] for row in table]
+    assert all(row == sorted(row) for row in beta1) and all(list(c) == sorted(c) for c in zip(*beta1))
+    published = recipe.settings(ng.preset("pico", normalized=normalized)).betas
+    assert max(map(max, beta1)) == published[0] and min(map(min, beta1)) == (0.6 if normalized else 0.8)
+    assert {x.betas[1] for row in table for x in row} == {published[1]}
+    if normalized:
+        C = [[0.24 if x.C is None else x.C for x in row] for row in table]
+        assert all(row == sorted(row, reverse=True) for row in C) and all(list(c) == sorted(c) for c in zip(*C))
+        assert max(map(max, C)) == 0.24 and min(map(min, C)) > 0.05
+        assert [row[0].warmup for row in table] == ["all"] * 5 + ["group"] * 2
+
+
+def test_the_rule_in_figures():
+    numbers = recipe.scaled(ng.preset("pico", d_model=192), 12_000)  # w = 1/4
+    assert numbers.betas == pytest.approx((1 - 1 / 7.5, 0.975))
+    assert numbers.C == pytest.approx(0.24 * (750 / 12_000) ** (3 / 8)) and numbers.warmup == "all"
+    same = {"betas": (0.975, 0.975), "C": None, "warmup": "group"}
+    assert replace(numbers, **same) == recipe.Settings()  # nothing else changes
+    gpt = recipe.scaled(ng.preset("pico", normalized=False, d_model=192), 12_000)
+    assert gpt.betas == pytest.approx((1 - 1 / 7.5, 0.95)) and replace(gpt, betas=(0.9, 0.95)) == recipe.Baseline()
+
+
+def test_a_model_and_its_config_have_the_same_numbers_and_what_was_given_is_where_they_start():
+    config = ng.preset("pico-dense")
+    assert recipe.scaled(ng.LanguageModel(config), 100) == recipe.scaled(config, 100)
+    base = recipe.Settings(C=0.1, betas=(0.5, 0.999), warmup="before", rho=0.2)
+    assert recipe.scaled(config, 700, base) == base  # already shorter, and warmed up
+    assert recipe.scaled(config, 8000, base).C == pytest.approx(0.1 / 0.24 * recipe.scaled(config, 8000).C)
+    with pytest.raises(ValueError, match="this model wants Settings, got Baseline"):
+        recipe.scaled(config, 100, recipe.Baseline())
 
 
 def test_what_is_overridden_is_not_scaled():
     model = ng.LanguageModel(ng.preset("pico-dense"))
-    numbers = ng.recipe.scaled(model, 100, betas=(0.5, 0.6), C=0.3)
-    assert numbers.betas == (0.5, 0.6) and numbers.C == 0.3
+    numbers = ng.recipe.scaled(model, 10_000, betas=(0.5, 0.6), C=0.3, warmup="group")
+    assert numbers.betas == (0.5, 0.6) and numbers.C == 0.3 and numbers.warmup == "group"
     with pytest.raises(ValueError, match="has no 'nothing'"):
         ng.recipe.scaled(model, 100, nothing=1)
     with pytest.raises(ValueError, match="at least 1; got 0"):

@@ -25,19 +25,23 @@ from study import (
     FIRST,
     HYBRID,
     QUARTER,
+    RATES,
     SEEDS,
     SMALLEST,
     STEPS,
     TRIALS,
     ablation_jobs,
     apart_jobs,
+    around_jobs,
     checked,
     decayed,
     largest_best,
     length_jobs,
     loss,
+    parts_jobs,
     published_jobs,
     retuned,
+    ruled_jobs,
     trials,
 )
 
@@ -118,60 +122,72 @@ def tuning(rows: list[dict]) -> dict[str, dict]:
     return found
 
 
-def _recipes(rows: list[dict], side: str, steps: int, lengths: int) -> list[list[dict]]:
-    """A side's runs of every length that has all seeds, by recipe, in the order of the table. A recipe that was trained for
+def _recipes(rows: list[dict], steps: int, lengths: int) -> list[list[dict]]:
+    """One side's runs of every length that has all seeds, by recipe, in the order of the table. A recipe that was trained for
     fewer than ``lengths`` lengths from half of ``steps`` to all of them is left out, and so is GPT without ``steps``."""
     by_recipe, found = {}, []
     for r in rows:
-        if r["side"] == side:
-            by_recipe.setdefault(json.dumps(r["recipe"], sort_keys=True), {}).setdefault(r["steps"], []).append(r)
+        by_recipe.setdefault(json.dumps(r["recipe"], sort_keys=True), {}).setdefault(r["steps"], []).append(r)
     for by_steps in by_recipe.values():
         whole = {n: runs for n, runs in by_steps.items() if {r["seed"] for r in runs} == set(SEEDS)}
-        if (side == "ngpt" or steps in whole) and sum(steps / 2 <= n <= steps for n in whole) >= lengths:
+        if (rows[0]["side"] == "ngpt" or steps in whole) and sum(steps / 2 <= n <= steps for n in whole) >= lengths:
             found.append([r for runs in whole.values() for r in runs])
     return found
 
 
-def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
-    """Every (model, batch, GPT's steps) that was trained on all seeds by both sides. "round" 1: a hybrid with numbers of its
-    own, that is, with other betas than those that were tuned on the dense model (``betas``, by side).
+def second(row: dict, betas: dict[str, str]) -> bool:
+    """Whether a run has numbers B, tuned on the hybrid: other betas than those that were tuned on the dense one (``betas``)."""
+    return row["batch"] is None and row["recipe"]["betas"] != betas[row["side"]]
 
-    Recipes of GPT and of nGPT are paired within a round, in the order in which they were trained; one that only one side has
-    finished is left out. An ablation, which has one length, is no recipe of nGPT. Where nGPT has only shorter schedules, its
-    loss after all of the tokens ("ngpt") is None.
+
+def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
+    """Every (model, batch, GPT's steps) that was trained on all seeds by both sides. "round" 1: with numbers B (``second``).
+
+    Of several recipes in a round each side has the one that was best on the seed of the tuning, or else the first; a round that
+    one side has not finished is left out. An ablation, which has one length, is no recipe of nGPT. Where nGPT has only shorter
+    schedules, its loss after all of the tokens ("ngpt") is None.
     """
     found, rounds, finals = [], [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
     groups = {(r["model"], r["batch"], r["steps"]) for r in finals if r["side"] == "gpt"}
     for model, batch, steps in sorted(groups, key=lambda g: (list(MODELS).index(g[0]), g[1] or 0, g[2])):
         mine = [r for r in finals if (r["model"], r["batch"]) == (model, batch)]
+        setting = {"model": model, "batch": batch, "steps": steps}
         for number in (0, 1):
             sides = []
             for side, lengths in (("gpt", 1), ("ngpt", 2)):
-                own = [r for r in mine if (model.startswith("hybrid") and r["recipe"]["betas"] != betas[side]) == number]
-                sides.append(_recipes(own, side, steps, lengths))
-            rounds += [(model, batch, steps, number, *runs) for runs in zip(*sides)]
-    for model, batch, steps, number, gpt_runs, same in rounds:
+                own = [r for r in mine if r["side"] == side and second(r, betas) == number]
+                sides.append(_recipes(own, steps, lengths))
+            if all(sides):
+                best = (min(side, key=lambda runs: _tried(rows, setting, runs) or math.inf) for side in sides)
+                rounds.append((setting, number, *best))
+    for setting, number, gpt_runs, same in rounds:
+        model, batch, steps = setting.values()
         gpt, full = ({r["seed"]: r for r in runs if r["steps"] == steps} for runs in (gpt_runs, same))
         recipes = {"gpt": gpt_runs[0]["recipe"], "ngpt": same[0]["recipe"]}
         by_seed = {s: {r["tokens"]: r["val_loss"] for r in same if r["seed"] == s} for s in SEEDS}
         tokens = gpt[SEEDS[0]]["tokens"]
         fields = dict(MODELS[model][0])
         active = ng.presets.count_parameters(ng.preset(fields.pop("preset"), **fields)).active
-        tuned = {"model": model, "batch": batch, "steps": steps, "seed": 0, "fields": {}}
-        chosen = {r["side"]: r["val_loss"] for r in rows if tuned.items() <= r.items() and r["recipe"] == recipes[r["side"]]}
+        chosen = [_tried(rows, setting, runs) for runs in (gpt_runs, same)]
         shared = sorted(set.intersection(*(set(x) for x in by_seed.values())))
         found.append({
             "model": model, "round": number, "active": active, "steps": steps, "tokens": tokens,
             "sequences": Job(model, "gpt", steps, batch=batch).sequences, "tokens_per_parameter": tokens / active,
             "recipes": recipes,
             "gpt": [gpt[s]["val_loss"] for s in SEEDS], "ngpt": [full[s]["val_loss"] for s in SEEDS] if full else None,
-            "tuning_seed": [chosen["gpt"], chosen["ngpt"]] if len(chosen) == 2 else None,
+            "tuning_seed": chosen if all(chosen) else None,
             "shorter": {str(round(t / tokens, 3)): [by_seed[s][t] for s in SEEDS] for t in shared},
             **token_ratio({s: gpt[s]["val_loss"] for s in SEEDS}, tokens, by_seed),
             "cpu_ratio": _cpu(full.values()) / _cpu(gpt.values()) if full and _cpu(gpt.values()) else None,
             "curves": {"gpt": [gpt[s]["curve"] for s in SEEDS], "ngpt": [full[s]["curve"] for s in SEEDS if full]},
         })  # fmt: skip
     return found
+
+
+def _tried(rows: list[dict], setting: dict, runs: list[dict]) -> float | None:
+    """The final loss of the recipe of these runs on the seed of the tuning, in that setting; None: not tried there."""
+    same = {**setting, "side": runs[0]["side"], "recipe": runs[0]["recipe"], "seed": 0, "fields": {}}
+    return next((r["val_loss"] for r in rows if same.items() <= r.items()), None)
 
 
 def pooled(fights: list[dict]) -> dict:
@@ -200,10 +216,46 @@ def published(rows: list[dict]) -> dict[str, dict]:
     found["apart"] = {name: known[job.name] for name, job in apart_jobs(best["ngpt"]).items() if job.name in known}
     steps = STEPS["hybrid-1M"] // 2
     same = [r for r in rows if (r["model"], r["steps"], r["seed"]) == ("hybrid-1M", steps, 0) and not r["fields"]]
-    for side, rate in (("gpt", "lr"), ("ngpt", "C")):
+    for side, rate in RATES.items():
         mine = [r for r in same if r["side"] == side and {**r["recipe"], rate: 0} == {**best[side], rate: 0}]
         found[f"{side}_rates"] = {f"{r['recipe'][rate]:g}": r["val_loss"] for r in mine}
     return found
+
+
+def listed(rows: list[dict], jobs: list[Job]) -> list[dict]:
+    """The final losses of these jobs, as far as they were trained."""
+    by_name, keys = {r["name"]: r for r in rows}, ("model", "side", "steps", "seed", "recipe", "val_loss")
+    return [{k: by_name[job.name][k] for k in keys} for job in jobs if job.name in by_name]
+
+
+def peaks(rows: list[dict]) -> list[dict]:
+    """Where a side was trained with three peak rates or more (GPT's lr, nGPT's C) and nothing else changed: the losses, and the
+    rate at which a parabola over its logarithm through the best and its neighbours is lowest (None: at the edge)."""
+    groups: dict[tuple, dict[float, float]] = {}
+    for r in rows:
+        rate = RATES[r["side"]]
+        if r["batch"] is None and not r["fields"] and rate in r["recipe"] and r["val_loss"]:
+            others = json.dumps({k: v for k, v in r["recipe"].items() if k != rate}, sort_keys=True)
+            groups.setdefault((r["side"], r["model"], r["steps"], r["seed"], others), {})[r["recipe"][rate]] = r["val_loss"]
+    found = []
+    for (*setting, others), losses in sorted(groups.items()):
+        if len(losses) > 2:
+            row = {**dict(zip(("side", "model", "steps", "seed"), setting)), "others": json.loads(others)}
+            tried = sorted(losses)
+            found.append({**row, "tried": tried, "losses": [losses[x] for x in tried], "best": lowest(losses)})
+    return found
+
+
+def lowest(losses: dict[float, float]) -> float | None:
+    """The rate at which the parabola over log(rate) through the best of these and its two neighbours is lowest."""
+    tried = sorted(losses)
+    i = tried.index(min(losses, key=losses.get))
+    if i in (0, len(tried) - 1):
+        return None
+    (x0, y0), (x1, y1), (x2, y2) = ((math.log(x), losses[x]) for x in tried[i - 1 : i + 2])
+    left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)  # slopes at the middles of the two intervals
+    middles = (x0 + x1) / 2, (x1 + x2) / 2
+    return math.exp(middles[0] - left * (middles[1] - middles[0]) / (right - left))
 
 
 def ablations(rows: list[dict], jobs: dict[str, list[Job]]) -> list[dict]:
@@ -233,19 +285,21 @@ def lengths(rows: list[dict], jobs: list[Job], best: dict) -> list[dict]:
     ]
 
 
-def blocks(rows: list[dict]) -> list[dict]:
-    """What each block is worth to the dense models of the fights: see blocks.py."""
+def blocks(rows: list[dict], betas: dict[str, str]) -> list[dict]:
+    """What each block is worth to the dense models of the fights, and their round: see blocks.py."""
     known, by_name = {r["name"]: r for r in rows}, {}
     for found in map(json.loads, BLOCKS.read_text().splitlines()):
         by_name[found.pop("name")] = found
     keys = ("model", "side", "seed", "steps", "val_loss")
-    return [{**{k: known[name][k] for k in keys}, **found} for name, found in by_name.items()]
+    rounds = {name: int(second(known[name], betas)) for name in by_name}
+    return [{**{k: known[name][k] for k in keys}, "round": rounds[name], **found} for name, found in by_name.items()]
 
 
 def main() -> None:
     rows = read()
     tuned, best = tuning(rows), checked(Stored(rows), HYBRID, QUARTER)["ngpt"]
-    found = fights(rows, {side: x["best"]["betas"] for side, x in tuned.items()})
+    betas = {side: x["best"]["betas"] for side, x in tuned.items()}
+    found = fights(rows, betas)
     pieces = {"hybrid": ablation_jobs(HYBRID, best, QUARTER), "dense": ablation_jobs(SMALLEST, FIRST["ngpt"], 1000, 8)}
     summary = {
         "about": {
@@ -254,8 +308,10 @@ def main() -> None:
         },
         "tuning": tuned, "fights": found, "hybrid": best,
         "pooled": pooled([f for f in found if f["model"].startswith("hybrid")]),
-        "lengths": lengths(rows, length_jobs(best), best), "own": own_trials(rows), "blocks": blocks(rows),
+        "lengths": lengths(rows, length_jobs(best), best), "own": own_trials(rows), "blocks": blocks(rows, betas),
         "log_decay": log_decay(rows), "published": published(rows),
+        "around": listed(rows, around_jobs()), "ruled": listed(rows, ruled_jobs()), "peaks": peaks(rows),
+        "parts": {name: [r["val_loss"] for r in listed(rows, jobs)] for name, jobs in parts_jobs().items()},
         "ablations": {kind: ablations(rows, jobs) for kind, jobs in pieces.items()},
     }  # fmt: skip
     OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")

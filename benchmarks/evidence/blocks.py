@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 
 import torch
-from analyse import read
+from analyse import fights, read, tuning
 from runner import HERE, LENGTH
-from study import SEEDS, STEPS
+from study import SEEDS
 from torch import nn
 
 import ngpt_core as ng
@@ -55,11 +55,13 @@ def main() -> None:
     folder = parser.parse_args().runs
     torch.set_num_threads(1)
     done = {json.loads(line)["name"] for line in TABLE.read_text().splitlines()} if TABLE.exists() else set()
-    for row in read():
+    rows = read()
+    betas = {side: x["best"]["betas"] for side, x in tuning(rows).items()}
+    mine = {(f["model"], side, f["steps"], str(f["recipes"][side])) for f in fights(rows, betas) for side in betas}
+    for row in rows:
         export = folder / row["name"] / "export"
-        whole = STEPS[row["model"]]
-        wanted = row["model"].startswith("dense") and row["batch"] is None and row["seed"] in SEEDS
-        wanted = wanted and row["steps"] in (whole // 4, whole // 2, whole)
+        wanted = (row["model"], row["side"], row["steps"], str(row["recipe"])) in mine and row["model"].startswith("dense")
+        wanted = wanted and row["batch"] is None and row["seed"] in SEEDS
         if not wanted or row["name"] in done or not export.exists():
             continue
         model = ng.load(export).eval()

@@ -17,9 +17,14 @@
     budgets     a second budget: the smallest hybrid at the whole length, the other sizes at half of it, each with the best
                 peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found. The largest
                 keep the peak rates of their first budget, and nGPT has one shorter schedule
-    published   the largest hybrid's nGPT at half of the length with the published numbers, and with recipe.scaled's: nothing
-                of them is tuned; and at a quarter of it what each tuned number is worth (seed 1)
+    published   the largest hybrid's nGPT at half of the length with the published numbers, and with those of the first form of
+                recipe.scaled, which moved beta1 alone; and at a quarter of it what each tuned number is worth (seed 1)
     longest     the largest hybrid at the whole length, with the best peak rates of both sides at half of that (seed 0)
+    denses      the dense models at a quarter of the length with what "moments" found on the hybrid, and peak rates of their own
+                (the largest keeps those of its first round)
+    around      what the rule of recipe.scaled is drawn from, beside "length": one tuned number changed in longer runs, and in a
+                wider model
+    ruled       the rule's own numbers, where a tuned GPT stands beside them
 
 Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
 The rows with "batch": 8 are an earlier study of the smallest size, 1,024 tokens in a batch (FIRST are its tuned numbers).
@@ -37,6 +42,7 @@ from ngpt_core.optim.schedule import SCHEDULES, area
 
 STEPS = {"dense-0.2M": 8000, "hybrid-0.2M": 8000, "dense-0.5M": 9200, "hybrid-0.5M": 9200, "dense-1M": 9800, "hybrid-1M": 9600}
 SEEDS = (1, 2, 3)
+RATES = {"gpt": "lr", "ngpt": "C"}  # what sets a side's peak rate
 SHARES = (0.5, 0.7)  # of GPT's steps, for nGPT's shorter schedules
 SMALLEST, HYBRID = "dense-0.2M", "hybrid-0.2M"
 QUARTER = STEPS[SMALLEST] // 4
@@ -105,7 +111,7 @@ def checked(lab: Lab, model: str, steps: int, best: dict[str, dict] | None = Non
     best = best or tuned(lab)
 
     def peak(side: str) -> dict:
-        rate, rows = {"gpt": "lr", "ngpt": "C"}[side], []
+        rate, rows = RATES[side], []
         ahead = [round(best[side][rate] * factor, 6) for factor in (0.5, 1.0, 2.0)]
         while ahead and (new := lab.map(Job(model, side, steps, 0, {**best[side], rate: value}) for value in ahead)):
             rows += new
@@ -185,10 +191,10 @@ def longest(lab: Lab) -> None:
 
 
 def published_jobs() -> dict[str, list[Job]]:
-    """The largest hybrid's nGPT at half of the length: the published numbers, and recipe.scaled's, a memory of a step for 400.
-    They are written out, so that the runs keep their names when the rule changes."""
+    """The largest hybrid's nGPT at half of the length: the published numbers, and those of the first form of recipe.scaled, a
+    memory of a step for 400 at every width, and nothing else."""
     model, steps = "hybrid-1M", STEPS["hybrid-1M"] // 2
-    betas = {"published": "0.975,0.975", "scaled": f"{1 - 400 / steps:.4g},0.975"}
+    betas = {"published": "0.975,0.975", "β₁ alone": f"{1 - 400 / steps:.4g},0.975"}
     return {name: [Job(model, "ngpt", steps, seed, {"C": 0.24, "betas": b}) for seed in SEEDS] for name, b in betas.items()}
 
 
@@ -210,6 +216,67 @@ def largest_best(lab: Lab) -> dict[str, dict]:
 def published(lab: Lab) -> None:
     lab.map(job for jobs in published_jobs().values() for job in jobs)
     lab.map(apart_jobs(largest_best(lab)["ngpt"]).values())
+
+
+def denses(lab: Lab) -> None:
+    """The dense models with the hybrids' numbers: both sides' betas, and nGPT's warmup of all rates."""
+    best = retuned(lab)
+    for model in (SMALLEST, "dense-0.5M"):
+        quarter = STEPS[model] // 4
+        lab.map(fight(model, quarter, checked(lab, model, quarter, best)))
+    model, quarter = "dense-1M", STEPS["dense-1M"] // 4
+    first = checked(lab, model, quarter)
+    best = {side: {**best[side], rate: first[side][rate]} for side, rate in RATES.items()}
+    lab.map(fight(model, quarter, best))
+    lab.map(job for jobs in parts_jobs().values() for job in jobs)
+
+
+def parts_jobs() -> dict[str, list[Job]]:
+    """The smallest dense nGPT with each of the hybrids' two numbers alone, and with both."""
+    changes = {f"β₁ = {b}, warmup {w}": {"betas": f"{b},0.99", "warmup": w} for b in (0.9, 0.6) for w in ("group", "all")}
+    return {
+        name: [Job(SMALLEST, "ngpt", QUARTER, seed, {"C": 0.12, **_not_default(change)}) for seed in (0, *SEEDS)]
+        for name, change in changes.items()
+    }
+
+
+def _not_default(recipe: dict) -> dict:
+    """Without the paper's warmup, which is the default: a job is named by what differs."""
+    return {k: v for k, v in recipe.items() if (k, v) != ("warmup", "group")}
+
+
+def around_jobs() -> list[Job]:
+    """One number of the hybrids' own nGPT changed, in longer runs and a wider model; and the second moment of both sides."""
+    tuned, gpt = {"C": 0.12, "betas": "0.6,0.99", "warmup": "all"}, {"lr": 0.002, "betas": "0.8,0.95"}
+    first, second = {"betas": "0.9,0.99"}, {"betas": "0.6,0.975"}
+    jobs = [Job(HYBRID, "ngpt", 8000, 1, {**tuned, **change}) for change in ({}, first, second)]
+    jobs += [Job("hybrid-1M", "ngpt", 4800, 3, {**tuned, **change}) for change in ({}, first)]
+    jobs += [Job("hybrid-3M", "ngpt", 1200, 1, {**tuned, **change}) for change in ({}, {"C": 0.24})]
+    jobs += [Job(SMALLEST, "ngpt", QUARTER, seed, {**tuned, **second}) for seed in SEEDS]
+    return jobs + [Job(model, "gpt", QUARTER, seed, gpt) for model in (SMALLEST, HYBRID) for seed in SEEDS]
+
+
+def around(lab: Lab) -> None:
+    lab.map(around_jobs())
+
+
+# recipe.scaled's numbers, written out so that the runs keep their names when the rule changes: (model, steps, seeds, C, beta1)
+RULED = (
+    (SMALLEST, QUARTER, SEEDS, 0.153, 0.6),
+    ("hybrid-1M", 4800, (1, 3), 0.112, 0.6),
+    ("hybrid-3M", 2400, (1,), 0.163, 0.6),
+)
+
+
+def ruled_jobs() -> list[Job]:
+    """nGPT with the rule's numbers; at the width that no tuning has seen also GPT, at two peak rates."""
+    numbers = [(model, steps, seeds, {"C": C, "betas": f"{b},0.975", "warmup": "all"}) for model, steps, seeds, C, b in RULED]
+    jobs = [Job(model, "ngpt", steps, seed, recipe) for model, steps, seeds, recipe in numbers for seed in seeds]
+    return jobs + [Job("hybrid-3M", "gpt", 2400, 1, {"lr": lr, "betas": "0.8,0.99"}) for lr in (0.001, 0.002)]
+
+
+def ruled(lab: Lab) -> None:
+    lab.map(ruled_jobs())
 
 
 def decayed(lab: Lab) -> dict:
@@ -280,7 +347,8 @@ def ablations(lab: Lab) -> None:
     lab.map(job for jobs in ablation_jobs(HYBRID, best, QUARTER).values() for job in jobs)
 
 
-ORDER = (tuned, finals, hybrids, moments, ablations, length, halves, ones, decays, budgets, published, longest)
+ORDER = (tuned, finals, hybrids, moments, ablations, length, halves, ones, decays, budgets, published, longest, denses, around,
+         ruled)  # fmt: skip
 STAGES = {stage.__name__: stage for stage in ORDER}
 
 

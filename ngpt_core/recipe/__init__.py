@@ -7,7 +7,7 @@ points on the sphere, its peak learning rate, its warmup, its gate, its cap and 
     print(recipe.format_table(recipe.table(model)))
 
     numbers.py   the table, and the numbers: the paper's          groups.py   from a model to groups, optimizer and schedule
-    scaled.py    the numbers of a short run
+    scaled.py    the numbers of a small run
 
 Symbols: d d_model; C the constant of the global peak learning rate C / sqrt(d); q, k, v, o projections as in section 3.
 """

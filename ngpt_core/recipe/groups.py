@@ -23,24 +23,27 @@ from .numbers import TABLE, Baseline, Settings
 __all__ = ["Row", "build", "format_table", "param_groups", "settings", "table"]
 
 
-def settings(model: nn.Module, base: Settings | Baseline | None = None, **overrides: object) -> Settings | Baseline:
-    """The numbers for this model, ``base`` with ``overrides``; all three as in ``build``."""
-    kind = Settings if _config(model).normalized else Baseline
+def settings(
+    model: nn.Module | ModelConfig, base: Settings | Baseline | None = None, **overrides: object
+) -> Settings | Baseline:
+    """The numbers for this model or its config, ``base`` with ``overrides``; all three as in ``build``."""
+    kind = Settings if config_of(model).normalized else Baseline
     if base is not None and not isinstance(base, kind):
         raise ValueError(f"recipe: nGPT takes Settings, GPT takes Baseline; this model wants {kind.__name__}, got {base!r}.")
-    return changed(base or kind(), overrides)
-
-
-def changed(numbers: Settings | Baseline, overrides: dict[str, object]) -> Settings | Baseline:
-    """``numbers`` with ``overrides`` by name; an unknown name is an error that lists the known ones."""
+    numbers = base or kind()
     known = [f.name for f in fields(numbers)]
     if unknown := sorted(overrides.keys() - set(known)):
-        kind, names = type(numbers).__name__, ", ".join(map(repr, unknown))
-        raise ValueError(f"recipe: {kind} has no {names}. It has: {', '.join(known)}.")
+        names = ", ".join(map(repr, unknown))
+        raise ValueError(f"recipe: {kind.__name__} has no {names}. It has: {', '.join(known)}.")
     return replace(numbers, **overrides)
 
 
 # ---- from a model to groups ------------------------------------------------------------------------------------------
+def config_of(model: nn.Module | ModelConfig) -> ModelConfig:
+    """A model's config; a config is its own."""
+    return model if isinstance(model, ModelConfig) else _config(model)
+
+
 def _config(model: nn.Module) -> ModelConfig:
     if not isinstance(model, nn.Module):
         raise ValueError(f"recipe: takes a model, such as LanguageModel(config); got {model!r}.")

@@ -68,7 +68,8 @@ class TrainConfig:
     """Numbers of the recipe to change, NAME=VALUE: those of ``recipe.Settings`` (nGPT) or ``recipe.Baseline`` (GPT), e.g.
     rho=0.1. A dot reaches into ``PMEN`` and ``SMGC``: smgc.R=2."""
     scaled: bool = True
-    """Give a short run the numbers that suit it (``recipe.scaled``); a long one has the paper's. --recipe comes on top."""
+    """Give a short run or a narrow model the numbers that suit it (``recipe.scaled``); others have the paper's. --recipe comes
+    on top."""
 
     eval_every: int = 50
     """Evaluate every so many steps, and at the end; 0: only at the end."""
@@ -285,7 +286,7 @@ def recipe_numbers(config: TrainConfig, model: ModelConfig, steps: int | None = 
     else:
         numbers = kind(tokens_per_step=float(config.batch_size * config.seq_len))
     if config.scaled and steps is not None:
-        numbers = recipe.scaled(numbers, steps)
+        numbers = recipe.scaled(model, steps, numbers)
     for item in config.recipe:
         name, equals, text = item.partition("=")
         if not equals:

@@ -4,7 +4,7 @@
 Nothing is computed here that is not drawing.
 
     fight   GPT and nGPT with the same blocks, data, batches and tokens, each with its tuned numbers, on three seeds
-    round   0: the numbers that were tuned on the dense model; 1: with betas that were tuned on the hybrid
+    round   which numbers: 0 is A, tuned on the smallest dense model; 1 is B, with betas and warmup of the smallest hybrid
     share   the length of one of nGPT's schedules, in units of GPT's
     batch   tokens in a batch: 256 at the smallest size, 1,024 in the study that came before it
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import plotly.graph_objects as go
 
+from ..presets import preset
+from ..recipe import scaled
 from .theme import COLORS
 
 DATA = json.loads((Path(__file__).parent / "evidence.json").read_text(encoding="utf-8"))
@@ -25,7 +27,7 @@ DENSE, HYBRID = "dense-0.2M", "hybrid-0.2M"
 
 
 def _title(f: dict) -> str:
-    return f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M tokens{', own' if f['round'] else ''}"
+    return f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M tokens, {'AB'[f['round']]}"
 
 
 FIGHTS = {_title(f): f for f in DATA["fights"] if (f["model"], f["sequences"]) != (DENSE, OLD)}
@@ -131,8 +133,8 @@ def _ratios_over(x: str, groups: dict[str, tuple[list[dict], str, float]]) -> go
 
 def sizes_figure() -> go.Figure:
     """The token ratio over the number of active parameters, about 2.5 tokens for each."""
-    kinds = {"hybrid, own numbers": ("hybrid", 1, NGPT, 1.0), "hybrid": ("hybrid", 0, COLORS["teal"], 0.95),
-             "dense": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
+    kinds = {"hybrid, B": ("hybrid", 1, NGPT, 1.0), "hybrid, A": ("hybrid", 0, COLORS["teal"], 0.95),
+             "dense, B": ("dense", 1, COLORS["magenta"], 1.1), "dense, A": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
     short_runs = [f for f in FIGHTS.values() if f["tokens_per_parameter"] < 4]
     figure = _ratios_over("active", {
         name: ([f for f in short_runs if f["model"].startswith(kind) and f["round"] == number], color, aside)
@@ -144,7 +146,7 @@ def sizes_figure() -> go.Figure:
 
 
 def budgets_figure() -> go.Figure:
-    """The token ratio over the tokens for each active parameter: the hybrids, with numbers of their own, by their size."""
+    """The token ratio over the tokens for each active parameter: the hybrids, with numbers B, by their size."""
     sizes = {"0.2M": (COLORS["teal"], 0.93), "0.5M": (COLORS["gold"], 1.0), "1M": (NGPT, 1.05)}  # side by side
     figure = _ratios_over("tokens_per_parameter", {
         f"hybrid {size}": ([f for f in FIGHTS.values() if f["model"] == f"hybrid-{size}" and f["round"]], color, aside)
@@ -231,10 +233,13 @@ def ablations_figure() -> go.Figure:
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
+BLOCKS = {number: [b for b in DATA["blocks"] if b["round"] == number] for number in (0, 1)}
+
+
 def blocks(seed: str, tokens: str) -> dict:
     """What each block is worth: by how much the held-out loss rises when it is left out."""
     steps = {f"{f['tokens'] / 1e6:.1f}M": f["steps"] for f in FIGHTS.values() if f["model"] == DENSE}[tokens]
-    found = {b["side"]: b for b in DATA["blocks"] if (b["model"], b["seed"], b["steps"]) == (DENSE, int(seed), steps)}
+    found = {b["side"]: b for b in BLOCKS[0] if (b["model"], b["seed"], b["steps"]) == (DENSE, int(seed), steps)}
     return {
         "gpt": np.array(found["gpt"]["costs"]), "ngpt": np.array(found["ngpt"]["costs"]),
         "gpt_loss": found["gpt"]["val_loss"], "ngpt_loss": found["ngpt"]["val_loss"],
@@ -292,4 +297,32 @@ def length_figure(v: dict) -> go.Figure:
     figure.update_xaxes(title="{knob}")
     figure.update_yaxes(title="final held-out loss, nats per byte")
     figure.update_layout(height=340, margin={"t": 12})
+    return figure
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
+WIDTHS = {"dense-0.2M": 64, "dense-0.5M": 96, "dense-1M": 128, "hybrid-0.2M": 64, "hybrid-0.5M": 104, "hybrid-1M": 136}
+
+
+def peaks_figure() -> go.Figure:
+    """The best C over the length of the run, and recipe.scaled's; a triangle: the best is the largest that was tried."""
+    figure, steps = go.Figure(), np.geomspace(200, 20_000, 60)
+    for width, dash in ((64, "solid"), (136, "dash")):
+        config = preset("pico", d_model=width)
+        figure.add_scatter(
+            x=steps, y=[scaled(config, round(T)).C for T in steps], mode="lines", name=f"the rule, d = {width}",
+            line={"color": COLORS["grey"], "width": 1.5, "dash": dash},
+        )  # fmt: skip
+    for kind, color in (("hybrid", NGPT), ("dense", COLORS["gold"])):
+        mine = [p for p in DATA["peaks"] if p["side"] == "ngpt" and p["model"].startswith(kind)]
+        betas = [p["others"]["betas"] for p in mine]
+        words = [f"{p['model']} (d = {WIDTHS[p['model']]}), β {b}, seed {p['seed']}" for p, b in zip(mine, betas)]
+        figure.add_scatter(
+            x=[p["steps"] for p in mine], y=[p["best"] or max(p["tried"]) for p in mine], mode="markers", name=kind,
+            marker={"size": 10, "color": color, "symbol": ["circle" if p["best"] else "triangle-up" for p in mine]},
+            text=words, hovertemplate="%{text}: %{y:.3f}<extra></extra>",
+        )  # fmt: skip
+    for axis, title, ticks in (("x", "steps", "250 500 1000 2000 4000 16000"), ("y", "best C", "0.06 0.08 0.12 0.16 0.24")):
+        marks = {"tickvals": [*map(float, ticks.split())], "ticktext": ticks.split()}
+        figure.update_layout({f"{axis}axis": {"title": title, "type": "log", **marks}})
     return figure
