@@ -21,7 +21,6 @@
                 recipe.scaled, which moved beta1 alone; and at a quarter of it what each tuned number is worth (seed 1)
     longest     the largest hybrid at the whole length, with the best peak rates of both sides at half of that (seed 0)
     denses      the dense models at a quarter of the length with what "moments" found on the hybrid, and peak rates of their own
-                (the largest keeps those of its first round)
     around      what the rule of recipe.scaled is drawn from, beside "length": one tuned number changed in longer runs, and in a
                 wider model
     ruled       the rule's own numbers, where a tuned GPT stands beside them
@@ -221,13 +220,11 @@ def published(lab: Lab) -> None:
 def denses(lab: Lab) -> None:
     """The dense models with the hybrids' numbers: both sides' betas, and nGPT's warmup of all rates."""
     best = retuned(lab)
-    for model in (SMALLEST, "dense-0.5M"):
-        quarter = STEPS[model] // 4
-        lab.map(fight(model, quarter, checked(lab, model, quarter, best)))
-    model, quarter = "dense-1M", STEPS["dense-1M"] // 4
-    first = checked(lab, model, quarter)
-    best = {side: {**best[side], rate: first[side][rate]} for side, rate in RATES.items()}
-    lab.map(fight(model, quarter, best))
+    for model in (SMALLEST, "dense-0.5M", "dense-1M"):
+        quarter, start = STEPS[model] // 4, best
+        if model in LARGEST:  # GPT's search goes on from where it was
+            start = {**best, "gpt": {**best["gpt"], "lr": checked(lab, model, quarter)["gpt"]["lr"]}}
+        lab.map(fight(model, quarter, checked(lab, model, quarter, start)))
     lab.map(job for jobs in parts_jobs().values() for job in jobs)
 
 
