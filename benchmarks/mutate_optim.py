@@ -200,7 +200,7 @@ MUTANTS = [
     ("groups", "asdict(v) if isinstance(v, (SMGC, PMEN)) else v", "v"),
     ("groups", "number(b) and 0 <= b < 1", "number(b) and 0 <= b <= 1"),
     ("groups", "-p.ndim <= dim < p.ndim", "-p.ndim <= dim <= p.ndim"),
-    ("groups", "type(dim) is int", "isinstance(dim, int)"),
+    ("groups", "isinstance(dim, Integral) and not isinstance(dim, bool)", "isinstance(dim, int)"),
     ("groups", "float(cap) >= 0", "True"),
     ("groups", "(size > 0) & size.isfinite()).all()", "(size > 0)).all()"),
     ("groups", "(size > 0) & size.isfinite()).all()", "size.isfinite()).all()"),
@@ -274,7 +274,7 @@ MUTANTS = [
     ("diagnostics", "scale[scale > 0].double().log10()", "scale[scale > 0].double().log()"),
     ("diagnostics", '"angle_mean": x["angle"] / rows', '"angle_mean": x["angle"] / n'),
     ("diagnostics", '"capped": x["capped"] / rows', '"capped": x["capped"] / n'),
-    ("diagnostics", "del self.records[: -self.keep]", "pass"),
+    ("diagnostics", "del self.records[: -max(int(self.keep), len(totals))]", "pass"),
     # the kernel: what it is told, and what it does
     ("fused_cpu", "if smgc is not None and t - 1 >= smgc.start:", "if smgc is not None and t >= smgc.start:"),
     ("fused_cpu", "math.sqrt((smgc.R - beta2) / (1 - beta2))", "math.sqrt((smgc.R - 1) / (1 - beta2))"),

@@ -60,7 +60,7 @@ def tangent(g: Tensor, w: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     dim: the axis of the vectors.
     eps: the paper's eps_proj, which a unit w never meets.
     """
-    dtype, (g, w) = torch.promote_types(g.dtype, w.dtype), (widen(g), widen(w))
+    (g, w), dtype = (widen(g), widen(w)), torch.promote_types(g.dtype, w.dtype)
     return project(g, w, _dot(w, g, dim), _dot(w, w, dim), eps).to(dtype)
 
 
@@ -87,10 +87,11 @@ def polar(ww: Tensor, wd: Tensor, dd: Tensor, uu: Tensor) -> tuple[Tensor, Tenso
 def turn(w: Tensor, u: Tensor, ww: Tensor, length: Tensor, theta: float | Tensor) -> Tensor:
     """The point at the angle theta from w in the direction of u, ||u|| = length > 0.
 
-    At a length of 0 the result is finite, but no such point.
+    At a length of 0 the result is finite, but no such point. A theta beyond pi is pi.
     """
     # a number stays on the host: moving it would make the host wait
     tool = torch if isinstance(theta, Tensor) else math
+    theta = theta.clamp(max=math.pi) if tool is torch else min(theta, math.pi)
     safe = torch.where(length > 0, length, 1.0)
     along = tool.cos(theta) * torch.rsqrt(ww)
     return along * w + (tool.sin(theta) / safe) * u  # section 2.3, ASC
@@ -106,8 +107,28 @@ def _split(w: Tensor, delta: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, 
     """
     ww, wd, dd = _dot(w, w, dim), _dot(w, delta, dim), _dot(delta, delta, dim)
     u = project(delta, w, wd, ww, torch.finfo(w.dtype).tiny)
-    length, along = polar(ww, wd, dd, _dot(u, u, dim))
+    uu = _dot(u, u, dim)
+    length, along = polar(ww, wd, dd, uu.detach())
+    # the same length, through a root that has a gradient: that of 0 would be 0 times inf
+    length = torch.where(length > 0, torch.where(uu > 0, uu, 1.0).sqrt(), 0.0)
     return u, length, along, ww
+
+
+def _each(x: float | Tensor, what: str, like: Tensor, dim: int) -> float | Tensor:
+    """A number for all vectors or one for each, to be multiplied with ``like``, whose
+    axis ``dim`` has the length 1. One for each may come without that axis."""
+    if not isinstance(x, Tensor) or x.numel() == 1:
+        return x
+    axis, shape = dim % like.ndim - like.ndim, list(like.shape)
+    del shape[axis]
+    if list(x.shape) == shape:
+        return x.unsqueeze(dim)
+    if x.ndim < -axis or x.shape[axis] != 1:
+        raise ValueError(
+            f"{what} is one number, or a tensor with one for each vector: {shape}, or "
+            f"{list(like.shape)}; got {list(x.shape)}."
+        )
+    return x
 
 
 def angle(w: Tensor, delta: Tensor, dim: int = -1) -> Tensor:
@@ -130,7 +151,9 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
     returns w / ||w||.
 
     w, delta: of one shape.
-    max_angle: theta_max in radians; the recipe's 1 degree is ``math.radians(1)``.
+    max_angle: theta_max in radians; the recipe's 1 degree is ``math.radians(1)``, and
+        ``math.inf`` is no cap. A tensor with one for each vector has their shape
+        without ``dim`` (as ``angle`` returns), or with a 1 there.
     dim: the axis of the vectors.
     """
     if isinstance(max_angle, Tensor):  # on a device looking would make the host wait
@@ -139,8 +162,9 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
         fits = number(max_angle) and max_angle >= 0
     if not fits:
         raise ValueError(f"cap_angle: max_angle, in radians, must be >= 0; got {max_angle!r}.")
-    dtype, (w, delta) = w.dtype, (widen(w), widen(delta))
+    (w, delta), dtype = (widen(w), widen(delta)), w.dtype
     u, length, along, ww = _split(w, delta, dim)
+    max_angle = _each(max_angle, "cap_angle: max_angle", ww, dim)
     over = (torch.atan2(length, along) > max_angle) & (length > 0)
     return torch.where(over, turn(w, u, ww, length, max_angle), w + delta).to(dtype)
 
@@ -163,13 +187,17 @@ def slerp(a: Tensor, b: Tensor, t: float | Tensor, dim: int = -1) -> Tensor:
     """The point at the fraction t, from 0 to 1, of the great-circle arc from a to b, both unit vectors.
 
     The arc between antipodes is not unique: one fixed perpendicular direction is taken, so the result is always a point of
-    the sphere, with slerp(a, b, 0) = a and slerp(a, b, 1) = b.
+    the sphere, with slerp(a, b, 0) = a and slerp(a, b, 1) = b. A tensor t with one number for each vector has their shape
+    without ``dim``, or with a 1 there.
     """
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    a, b = unit(widen(a), dim), unit(widen(b), dim)  # a half precision's are unit only to its own rounding
+    if not (number(t) or isinstance(t, Tensor)):
+        raise ValueError(f"slerp: t is a fraction of the arc, a number or a tensor; got {t!r}.")
+    (a, b), dtype = (widen(a), widen(b)), torch.promote_types(a.dtype, b.dtype)
+    a, b = unit(a, dim), unit(b, dim)  # a half precision's are unit only to its own rounding
     phi = 2 * torch.atan2(
         torch.linalg.vector_norm(b - a, dim=dim, keepdim=True), torch.linalg.vector_norm(b + a, dim=dim, keepdim=True)
     )
+    t = _each(t, "slerp: t", phi, dim)
     # Projected twice: near the antipode the rounding errors of b - a, along a too, are no longer small beside u.
     u = tangent(tangent(b - a, a, dim), a, dim)
     axis = torch.zeros_like(a).scatter_(dim, a.abs().argmin(dim, keepdim=True), 1.0)

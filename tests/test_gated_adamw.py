@@ -715,6 +715,33 @@ def test_a_cap_that_a_schedule_wrote_below_zero_is_told():
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    "name, value", [(n, x) for n in ("lr", "weight_decay") for x in (math.nan, math.inf, -0.1, None)] + [("cap", "x")], ids=str
+)
+def test_a_number_written_between_steps_is_checked_before_any_group_moves(name, value):
+    p, q = parameter(3, 4), parameter(3, 4)
+    optimizer = ng.GatedAdamW([dict(params=[p]), dict(params=[q])], lr=0.1, unit_dim=-1)
+    optimizer.param_groups[1][name], p.grad, q.grad = value, torch.ones_like(p), torch.ones_like(q)
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=f"{name} .*the group 1 has {value!r} now"):
+        optimizer.step()
+    assert torch.equal(p.detach(), before) and not optimizer.state
+
+
+@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("wrap", [float, torch.tensor])
+def test_a_cap_of_infinity_is_no_cap(fused, wrap):
+    def train(cap):
+        p = parameter(3, 8, dtype=torch.float32)
+        optimizer = ng.GatedAdamW([p], lr=3.0, unit_dim=-1, cap=cap, fused=fused)
+        for t in range(5):
+            p.grad = wild(p.shape, t, torch.float32)
+            optimizer.step()
+        return p.detach()
+
+    assert torch.equal(train(wrap(math.inf)), train(None))
+
+
 @pytest.mark.parametrize("change", [dict(a=-1.0), dict(decay="bogus"), dict(eps_gate=0.0), dict(betas=(0.9, 1.0))], ids=str)
 def test_a_state_that_breaks_a_rule_of_the_constructor_is_refused(change):
     p = parameter(3, 4)
@@ -734,6 +761,87 @@ def test_the_state_of_another_optimizer_is_refused(make):
     other.step()
     with pytest.raises(ValueError, match="the state of a parameter must have exp_avg, exp_avg_sq, step"):
         ng.GatedAdamW([p], lr=0.1).load_state_dict(other.state_dict())
+
+
+def adam_state(p, make, **kwargs):
+    p.grad = torch.ones_like(p)
+    other = make([p], lr=0.1, **kwargs)
+    other.step()
+    return other.state_dict()
+
+
+def test_the_decay_of_an_adam_that_adds_it_to_the_gradient_is_refused():
+    p = parameter(3, 4)
+    mine = ng.GatedAdamW([p], lr=0.5)
+    with pytest.raises(ValueError, match=r"not on the gradient \(L2\), as in the state of an Adam with weight_decay=0.2"):
+        mine.load_state_dict(adam_state(p, torch.optim.Adam, weight_decay=0.2))
+    assert not mine.state and mine.param_groups[0]["lr"] == 0.5
+    mine.load_state_dict(adam_state(p, torch.optim.Adam))
+    mine.load_state_dict(adam_state(p, torch.optim.AdamW, weight_decay=0.2))
+    assert mine.param_groups[0]["weight_decay"] == 0.2
+
+
+def test_another_eps_in_a_state_of_torchs_adamw_is_told_and_never_kept():
+    p = parameter(3, 4)
+    mine = ng.GatedAdamW([p], lr=0.5)
+    with pytest.warns(UserWarning, match=r"eps = 1e-06 is not used.*eps_gate = 1e-08.*a=1, eps_num=0, eps_gate=1e-06") as told:
+        mine.load_state_dict(adam_state(p, torch.optim.AdamW, eps=1e-6))
+    assert told[0].filename == __file__ and "eps" not in mine.param_groups[0] and mine.param_groups[0]["eps_gate"] == 1e-8
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mine.load_state_dict(adam_state(p, torch.optim.AdamW, eps=1e-8))
+        ng.GatedAdamW([p], lr=0.5, eps_gate=1e-6).load_state_dict(mine.state_dict())
+    assert "eps" not in mine.param_groups[0]
+
+
+@pytest.mark.parametrize("name", ["pmen", "smgc"])
+def test_a_setting_in_a_state_that_nobody_knows_is_told(name):
+    optimizer = ng.GatedAdamW([parameter(3, 4)], lr=0.1, unit_dim=-1, pmen=ng.PMEN(), smgc=ng.SMGC())
+    state = optimizer.state_dict()
+    state["param_groups"][0][name]["volume"] = 11
+    with pytest.raises(ValueError, match=f"state's {name} holds what {name.upper()} does not know: volume"):
+        optimizer.load_state_dict(state)
+
+
+def test_vectors_that_a_loaded_state_makes_unit_are_normalized_and_others_keep_their_bits():
+    source = ng.GatedAdamW([parameter(3, 4)], lr=0.1, unit_dim=-1)
+    p = parameter(3, 4)
+    free = p.detach().clone()
+    ng.GatedAdamW([p], lr=0.1).load_state_dict(source.state_dict())
+    torch.testing.assert_close(p.detach(), sphere.unit(free))
+    own = ng.GatedAdamW([p], lr=0.1, unit_dim=-1)
+    p.data.mul_(2)  # as foreign weights loaded into the model: for its owner to normalize
+    own.load_state_dict(source.state_dict())
+    torch.testing.assert_close(p.detach(), 2 * sphere.unit(free))
+    zero = torch.nn.Parameter(torch.zeros(3, 4))
+    other = ng.GatedAdamW([zero], lr=0.7)
+    with pytest.raises(ValueError, match="zero vector"):
+        other.load_state_dict(source.state_dict())
+    assert other.param_groups[0]["lr"] == 0.7 and other.param_groups[0]["unit_dim"] is None
+
+
+def test_a_numpy_integer_is_a_dimension_and_a_state_of_it_can_be_read():
+    p = parameter(3, 4)
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=np.int64(-1), pmen=ng.PMEN(seed=np.int32(3)))
+    torch.testing.assert_close(p.detach().norm(dim=-1), torch.ones(3, dtype=F64))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["param_groups"][0]["pmen"]["seed"] == 3
+
+
+def test_the_count_of_skipped_steps_is_in_the_state_and_torchs_adamw_reads_it_too():
+    a, b, optimizer = pair(nonfinite="skip")
+    assert optimizer.state_dict().keys() == {"state", "param_groups"}  # nothing of its own before there is something to say
+    for t in range(3):
+        give(a, b, t, math.nan if t == 1 else None)
+        optimizer.step()
+    again = pair(nonfinite="skip")[2]
+    again.load_state_dict(optimizer.state_dict())
+    assert again.skipped == 1
+    again.load_state_dict(pair()[2].state_dict())
+    assert again.skipped == 0
+    torch.optim.AdamW([dict(params=g["params"]) for g in again.param_groups]).load_state_dict(optimizer.state_dict())
 
 
 def test_skip_leaves_the_step_out_and_counts_it():
@@ -795,6 +903,7 @@ def test_with_a_flag_on_the_device_skipping_equals_never_having_stepped(capturab
         if t not in (2, 3, 5):
             give(c, d, t)
             clean.step()
+    clean._watch.skipped = 3  # the count alone tells the two apart
     assert same(snapshot(optimizer), snapshot(clean)) and optimizer.skipped == 3
 
 
@@ -1070,3 +1179,21 @@ def test_diagnostics_change_nothing_and_look_only_every_nth_step():
     assert [r["step"] for r in looked.records] == [4, 7]
     with pytest.raises(ValueError, match="every"):
         Diagnostics(every=0)
+
+
+@pytest.mark.parametrize(
+    "bad", [dict(keep=0), dict(keep=-1), dict(keep="2"), dict(d_model=0), dict(low=3, high=2), dict(low=0.5)], ids=str
+)
+def test_diagnostics_refuse_what_they_cannot_hold(bad):
+    with pytest.raises(ValueError, match=f"Diagnostics: {next(iter(bad))} "):
+        Diagnostics(**bad)
+
+
+def test_diagnostics_always_hold_the_whole_latest_step_under_the_groups_labels():
+    p, q = parameter(2, 3), parameter(4)
+    optimizer = ng.GatedAdamW([dict(params=[p], label="rows"), dict(params=[q], label="free", name="own")], lr=0.1)
+    optimizer.diagnostics = Diagnostics(keep=1)
+    for _ in range(2):
+        p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+        optimizer.step()
+    assert [(r["step"], r["name"]) for r in optimizer.diagnostics.records] == [(2, "rows"), (2, "own")]

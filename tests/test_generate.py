@@ -1,6 +1,7 @@
 """Generation: with the cache as without, sampling as one expects, stop tokens, streaming, limits."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -150,6 +151,16 @@ def test_nothing_new_is_the_prompt_and_no_row_has_the_length_of_the_others():
 def test_bad_settings_are_errors_that_name_them(options, words):
     with pytest.raises(ValueError, match=words):
         make(max_seq_len=32).generate(**dict(tokens=prompt(), max_new_tokens=3) | options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_told_whether_greedy_or_not(temperature, bad):
+    model = make()
+    with torch.no_grad():
+        model.head.weight[3, 0] = bad
+    with pytest.raises(ValueError, match=r"logits of the next token are not finite: model\.check\(\)"):
+        model.generate(prompt(), 3, temperature=temperature)
 
 
 @pytest.mark.parametrize("stop", [np.int64(3), torch.tensor(3), [3], np.array([3]), 3.0])

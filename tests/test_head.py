@@ -111,7 +111,7 @@ def test_a_fractional_power_wants_positive_scales_and_an_integer_power_does_not(
 
 # ---- the loss ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("q, form", LGP)
-@pytest.mark.parametrize("chunk", [1, 6, 23, None])
+@pytest.mark.parametrize("chunk", [1, np.int64(6), 23, None])
 def test_the_chunked_loss_equals_the_twin(q, form, chunk):
     h, W, s_z, targets = problem()
     loss = linear_cross_entropy(h, W, targets, s_z, q, form=form, chunk=chunk)
@@ -482,6 +482,7 @@ def test_a_target_outside_the_vocabulary_is_named(bad, backend):
         ({"ignore_index": None}, "ignore_index is the target that is left out, an integer"),
         ({"ignore_index": 1.5}, "ignore_index is the target that is left out, an integer"),
         ({"chunk": 0}, "chunk is a number of tokens"),
+        ({"chunk": 2.0}, "chunk is a number of tokens"),
         ({"reduction": "none"}, "'mean' or 'sum'"),
         ({"backend": "cuda"}, "'chunked' or 'torch'"),
         ({"backend": "torch", "q": 2}, "q = 1 or None"),

@@ -76,6 +76,13 @@ def test_areas_of_schedules_with_noise_or_large_values_are_found_in_the_end(rho)
     assert area(partial(log_decay, rho=rho, eta_max=1e7)) == pytest.approx(1e7 * area(partial(log_decay, rho=rho)), rel=1e-12)
 
 
+@pytest.mark.parametrize("teeth", [4, 16, 64, 100, 128])
+def test_the_area_of_a_periodic_schedule_does_not_depend_on_where_its_period_falls(teeth):
+    """Restarts: at multiples of 1/64 this is always 1."""
+    assert area(lambda r: 0.5 * (1 + math.cos(math.pi * ((teeth * r) % 1)))) == pytest.approx(0.5, abs=1e-3)  # 10,000 intervals
+    assert area(lambda r: 1 + math.cos(2 * math.pi * teeth * r)) == pytest.approx(1, abs=1e-9)
+
+
 @given(st.floats(1e-3, 100), st.sampled_from(sorted(SCHEDULES)), st.floats(0, 0.5), st.floats(0, 0.5))
 @settings(max_examples=25, deadline=None)
 def test_matched_schedules_have_the_same_area_and_keep_their_shape(rho, name, eta_min, share):
@@ -111,6 +118,7 @@ def test_a_warmup_before_shifts_the_decay_behind_it():
     assert [warmed(r) for r in (0, 0.05, 0.1, 1)] == pytest.approx([0, 0.5, 1, 0])
     assert warmed(0.4) == pytest.approx(log_decay_twin((0.4 - 0.1) / 0.9, 0.05))
     assert warmup_before(log_decay, 0.0) is log_decay
+    assert warmup_before("log", 0.1)(0.4) == warmed(0.4) and warmup_before("cosine", 0.0) is cosine
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------
@@ -201,6 +209,22 @@ def test_a_tensor_cap_without_a_peak_is_left_alone():
     assert opt.param_groups[0]["cap"] is cap and float(cap) == 0.25 and float(opt.param_groups[0]["lr"]) == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize("eta", [math.nan, math.inf, -0.5, None, "1", torch.ones(2), np.ones(2)], ids=str)
+def test_a_multiplier_that_is_no_finite_number_is_written_nowhere(eta):
+    opt = optimizer()
+    schedule = Schedule(opt, 10, lambda r: eta if r > 0.15 else 1.0)
+    with pytest.raises(ValueError, match=r"eta must be a finite number >= 0; got .* at t=2 \(r = 0.2\)"):
+        schedule.step()
+    assert opt.param_groups[0]["lr"] == 0.5
+    with pytest.raises(ValueError, match="at t=1 "):
+        Schedule(opt, 10, lambda r: eta)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.asarray, torch.tensor, int])
+def test_a_multiplier_may_be_any_kind_of_one_number(kind):
+    assert Schedule(optimizer(), 10, lambda r: kind(1.0)).get_last_lr() == [0.5]
+
+
 @pytest.mark.parametrize("stop", [0, 3, 10])
 def test_a_resumed_schedule_goes_on_as_if_nothing_had_happened(stop):
     kw = {"warmup": 0.3, "peak_cap": 0.1}
@@ -284,6 +308,13 @@ def test_another_length_is_refused_or_continues_without_a_jump():
         (lambda: Schedule(optimizer(), 5, warmup="first"), "'group'"),
         (lambda: Schedule(optimizer(), 5, cap_warmup=2), "cap_warmup"),
         (lambda: Schedule(optimizer({"warmup": 100}), 5), "A group's warmup"),
+        (lambda: Schedule(optimizer({"peak_cap": "x"}), 5), "A group's peak_cap .*got 'x'"),
+        (lambda: Schedule(optimizer({"peak_cap": -0.1}), 5), "A group's peak_cap .*got -0.1"),
+        (lambda: Schedule(optimizer({"peak_lr": math.nan}), 5), "A group's peak_lr .*got nan"),
+        (lambda: Schedule(None, 10), "groups of a torch optimizer.*got None"),
+        (lambda: Schedule(optimizer(), 5, ["log"]), r"log, cosine, linear, wsd; got \['log'\]"),
+        (lambda: Schedule(optimizer(), 5).load_state_dict({}), "without anchor, t, total_steps"),
+        (lambda: warmup_before("exp"), "log, cosine, linear, wsd; got 'exp'"),
     ],
 )
 def test_a_slip_is_a_value_error_that_says_the_rule(call, message):

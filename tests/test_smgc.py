@@ -131,3 +131,9 @@ def test_bad_settings_are_refused_with_the_value_they_had(bad):
 def test_a_bad_moment_or_step_is_refused_by_name(k, beta2, rule):
     with pytest.raises(ValueError, match=f"growth_clip: {rule}"):
         ng.growth_clip(torch.ones(2), torch.ones(2), k, beta2)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (2, 2), ()], ids=str)
+def test_a_gradient_and_a_moment_of_two_shapes_are_refused(shape):
+    with pytest.raises(ValueError, match=r"g and v must have one shape; got \[2\], \["):
+        ng.growth_clip(torch.ones(2), torch.ones(shape), 3, 0.9)

@@ -140,6 +140,55 @@ def test_cap_accepts_a_tensor_and_acts_along_any_dimension():
     torch.testing.assert_close(a, sphere.cap_angle(w.T, delta.T, 0.1).T, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_one_cap_or_fraction_a_vector_comes_with_its_axis_or_without(dim):
+    a, b = sphere.unit(draw(0, 5, 5), dim), sphere.unit(draw(1, 5, 5), dim)
+    x = torch.tensor([0.0, 0.1, 0.2, 0.7, math.inf], dtype=torch.float64)
+    for act, each in ((lambda x: sphere.cap_angle(a, b, x, dim), x), (lambda x: sphere.slerp(a, b, x, dim), x.clamp(max=1))):
+        want = torch.stack([act(float(one)).select(1 - dim % 2, i) for i, one in enumerate(each)], 1 - dim % 2)
+        assert torch.equal(act(each.unsqueeze(dim)), act(each))
+        torch.testing.assert_close(act(each), want)
+
+
+def test_slerp_gives_many_points_of_one_arc():
+    a, b = sphere.unit(draw(0, 3)), sphere.unit(draw(1, 3))
+    t = torch.linspace(0, 1, 7, dtype=torch.float64)
+    torch.testing.assert_close(sphere.slerp(a, b, t[:, None]), torch.stack([sphere.slerp(a, b, float(x)) for x in t]))
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 6), (6, 4), (4, 3)], ids=str)
+def test_a_tensor_that_is_not_one_number_a_vector_is_refused(shape):
+    a, b = sphere.unit(draw(0, 4, 6)), sphere.unit(draw(1, 4, 6))
+    for act in (sphere.cap_angle, sphere.slerp):
+        with pytest.raises(ValueError, match=r"one for each vector: \[4\], or \[4, 1\]; got \[" + ", ".join(map(str, shape))):
+            act(a, b, torch.full(shape, 0.1))
+
+
+@pytest.mark.parametrize("cap", [math.inf, 4.0, math.pi, torch.tensor(math.inf)], ids=str)
+def test_a_cap_of_half_a_turn_or_more_is_none(cap):
+    w, delta = sphere.unit(draw(0, 8, 5)).requires_grad_(), 3 * draw(1, 8, 5)
+    moved = sphere.cap_angle(w, delta, cap)
+    assert torch.equal(moved, w + delta)
+    moved.sum().backward()
+    assert torch.equal(w.grad, torch.ones_like(w))
+
+
+@pytest.mark.parametrize("cap", [0.0, 0.1, 3.0])
+def test_where_nothing_moves_cap_and_angle_have_finite_gradients(cap):
+    w, delta = sphere.unit(draw(0, 4, 5)), torch.zeros(4, 5, dtype=torch.float64, requires_grad=True)
+    sphere.cap_angle(w, delta, cap).sum().backward()
+    assert torch.equal(delta.grad, torch.ones_like(delta))
+    (grad,) = torch.autograd.grad(sphere.angle(w, delta).sum(), delta)
+    assert torch.equal(grad, torch.zeros_like(delta))
+
+
+def test_cap_angle_passes_gradcheck_within_the_cap_and_beyond():
+    w, delta = sphere.unit(draw(0, 6, 4)).requires_grad_(), draw(1, 6, 4).requires_grad_()
+    angles = sphere.angle(w, delta).detach()
+    assert torch.autograd.gradcheck(lambda w, delta: sphere.cap_angle(w, delta, angles.median() + 1e-3), (w, delta))
+    assert torch.autograd.gradcheck(sphere.angle, (w, delta))
+
+
 def test_step_is_lerp_then_norm():
     h, s = sphere.unit(draw(0, 5)), sphere.unit(draw(1, 5))
     torch.testing.assert_close(sphere.step(h, s, 0.3), sphere.unit(0.7 * h + 0.3 * s))
@@ -194,6 +243,10 @@ def test_random_points_are_unit_and_spread_evenly():
 def test_what_is_no_vector_is_told(x):
     with pytest.raises(ValueError, match="Vectors must be tensors of floating-point numbers"):
         sphere.unit(x)
+    for act in (sphere.tangent, lambda a, b: sphere.slerp(a, b, 0.5), lambda a, b: sphere.cap_angle(a, b, 0.5)):
+        for pair in ((x, torch.ones(2)), (torch.ones(2), x)):
+            with pytest.raises(ValueError, match="Vectors must be tensors of floating-point numbers"):
+                act(*pair)
 
 
 @pytest.mark.parametrize("angle", [-0.5, math.nan, None, "1", torch.tensor(-0.5), torch.tensor([[0.1], [-0.1]])], ids=str)
@@ -201,3 +254,8 @@ def test_an_angle_below_zero_is_no_cap(angle):
     w = torch.eye(2)
     with pytest.raises(ValueError, match=r"max_angle, in radians, must be >= 0; got"):
         sphere.cap_angle(w, torch.ones(2, 2), angle)
+
+
+def test_a_fraction_of_an_arc_is_a_number():
+    with pytest.raises(ValueError, match=r"t is a fraction of the arc, a number or a tensor; got '0\.5'"):
+        sphere.slerp(torch.ones(2), torch.ones(2), "0.5")

@@ -4,6 +4,7 @@ import sys
 import types
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import reference
 import torch
@@ -42,6 +43,7 @@ def test_both_forms_equal_the_loop_over_heads_and_tokens(documents, state):
     y, S = map(torch.from_numpy, reference.state_space_scan(*(None if v is None else v.numpy() for v in args)))
     assert_close(ssd_recurrent(*args), (y, S), 1e-12)
     assert_close(ssd_chunked(*args, chunk=8), (y, S), 1e-12)
+    assert_close(ssd_chunked(*args, chunk=np.int32(8)), (y, S), 1e-12)
 
 
 @settings(max_examples=25, deadline=None)

@@ -109,7 +109,10 @@ def _steps(
     read = tokens  # what the model has to read next: the whole sequence, or with a cache what it does not hold yet
     for _ in range(max_new_tokens):
         h, _ = model.hidden(read, cache=cache)
-        p = probabilities(model.head(h[:, -1:])[:, -1].float(), *sampling)
+        logits = model.head(h[:, -1:])[:, -1].float()
+        if not bool(logits.isfinite().all()):
+            raise ValueError("The logits of the next token are not finite: model.check() says where the numbers were lost.")
+        p = probabilities(logits, *sampling)
         new = torch.multinomial(p, 1, generator=generator)[:, 0] if sampling[0] else p.argmax(-1)
         new = torch.where(done, read[:, -1], new)
         yield new

@@ -202,8 +202,10 @@ def linear_cross_entropy(
         raise ValueError(f"ignore_index is the target that is left out, an integer (any; -100 is usual); got {ignore_index!r}.")
     if chunk is None:
         chunk = max(256, h.shape[-1])
-    elif isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+    elif isinstance(chunk, bool) or not isinstance(chunk, Integral) or chunk < 1:
         raise ValueError(f"chunk is a number of tokens, an integer >= 1, or None to choose it; got {chunk!r}.")
+    else:
+        chunk = int(chunk)
     h, targets = h.reshape(-1, h.shape[-1]), targets.reshape(-1).long()
     if s_z is not None:
         _check_positive(s_z, q)

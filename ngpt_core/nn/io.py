@@ -41,9 +41,11 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
     ``state`` replaces ``model.state_dict()``: the gathered tensors of a model that is sharded. Equal models are equal files.
     """
     model, folder = unwrap(model, "ngpt_core.save"), _path(folder)  # a wrapper names things its own way
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):  # Path.exists raises where it may not look
         raise ValueError(f"{folder} is a file: a model is saved into a folder, which is made if need be.")
     state = model.state_dict() if state is None else state
+    if not (isinstance(state, Mapping) and all(isinstance(x, Tensor) for x in state.values())):
+        raise ValueError(f"state must be a dictionary of tensors, as model.state_dict() is; got {type(state).__name__}.")
     _check_same(_empty(model.config).state_dict(), state, "This state belongs to")
     if split := next((k for k, v in state.items() if hasattr(v, "full_tensor")), None):
         raise ValueError(f"{split} is sharded: gather every tensor (x.full_tensor(), on all ranks) and pass them as state=.")
@@ -51,7 +53,7 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
         raise ValueError(f"{absent} is on the meta device and has no values: call to_empty(device=...), init_weights().")
     _check_dtypes(state, "This model")
     state = {k: v.detach().cpu().contiguous() for k, v in state.items()}
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     weights, config = folder / f".{WEIGHTS}.{os.getpid()}", folder / f".{CONFIG}.{os.getpid()}"
     try:
         # one key: safetensors writes several in an order of its own, and equal models shall be equal files
@@ -72,6 +74,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
         device = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be one that torch knows, such as 'cpu' or 'cuda:0'; got {device!r} ({error}).") from None
+    if not _there(device):
+        usable = ["cpu", *([torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else [])]
+        raise ValueError(f"device must be one that is there and holds values, here {' or '.join(usable)}; got '{device}'.")
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}: give a folder that ngpt_core.save wrote.")
@@ -103,6 +108,24 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
         raise ValueError(f"{folder / WEIGHTS} was saved with another config than {CONFIG} beside it: restore the pair.")
     model.load_state_dict(state, assign=True)  # the meta tensors are replaced: nothing is ever initialized twice
     return model.eval()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        why = None if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
+    except OSError as error:
+        why = error.strerror
+    if why is not None:
+        raise ValueError(f"{folder} is no folder that can be written ({why}): give another one.")
+
+
+def _there(device: torch.device) -> bool:
+    """Whether a tensor with values can be made on it."""
+    try:
+        return not torch.empty(1, device=device).is_meta
+    except (RuntimeError, AssertionError):  # torch's answers for a device that is absent, or that it was built without
+        return False
 
 
 def _path(folder: object) -> Path:

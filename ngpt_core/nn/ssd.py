@@ -26,6 +26,7 @@ overflow, and 0 * inf in the backward pass is NaN.
 import importlib.util
 import warnings
 from functools import cache
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
@@ -118,10 +119,10 @@ def ssd_chunked(
     Arguments and results are those of ``ssd_recurrent``; ``chunk`` changes the speed alone.
     """
     _check(x, dt, A, B, C, D, initial_state, documents)
-    if not isinstance(chunk, int) or chunk < 1:
-        raise ValueError(f"chunk must be a number of tokens, at least 1; got {chunk!r}.")
+    if isinstance(chunk, bool) or not isinstance(chunk, Integral) or chunk < 1:
+        raise ValueError(f"chunk must be a number of tokens, an integer, at least 1; got {chunk!r}.")
     with full_precision(x):
-        return _chunked(x, dt, A, B, C, D, initial_state, documents, chunk)
+        return _chunked(x, dt, A, B, C, D, initial_state, documents, int(chunk))
 
 
 def _chunked(

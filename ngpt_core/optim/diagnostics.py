@@ -9,6 +9,7 @@ of the full tensors. What a record holds stands under ``Diagnostics``.
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 import torch.distributed as dist
@@ -31,13 +32,13 @@ class Diagnostics:
 
     every: steps from one look to the next.
     d_model: what divides the zero-gradient counts; None: the length of the group's unit vectors.
-    keep: how many records to hold; None: all.
+    keep: how many records to hold, the latest step's in any case; None: all.
     low, high: the powers of ten between which the histogram has its edges.
 
     A record is a dict of plain numbers:
 
     - ``at``: how many steps this object has seen, the first being 1.
-    - ``step``, ``group``, ``name``: t, the group's number, its "name" key (without one, its number as a text).
+    - ``step``, ``group``, ``name``: t, the group's number, its "name" key (without one its "label", or its number as a text).
     - ``coordinates``: how many there are.
     - ``mean_gate``: the mean of gamma.
     - ``below_gate``: the share of coordinates with d < eps_gate.
@@ -56,6 +57,11 @@ class Diagnostics:
             raise ValueError(
                 f"Diagnostics: every counts steps and must be >= 1, got {every!r}. For none set optimizer.diagnostics = None."
             )
+        for name, value in (("d_model", d_model), ("keep", keep)):
+            if value is not None and not count(value, 1):
+                raise ValueError(f"Diagnostics: {name} must be an integer >= 1, or None; got {value!r}.")
+        if not (isinstance(low, Integral) and isinstance(high, Integral) and low < high):
+            raise ValueError(f"Diagnostics: low and high are powers of ten, integers with low < high; got {low!r}, {high!r}.")
         self.every, self.d_model, self.keep = every, d_model, keep
         self.edges = [low + i / 4 for i in range(4 * (high - low) + 1)]
         self.records: list[dict] = []
@@ -100,7 +106,7 @@ class Diagnostics:
         self._parts[where] = (total + part, torch.maximum(most, largest))
         about = {
             "t": t,
-            "name": group.get("name", str(number)),
+            "name": group.get("name", group.get("label", str(number))),
             "d": self.d_model or (rule.length if rule.dim is not None else None),
         }
         self._about[number] = about
@@ -117,7 +123,7 @@ class Diagnostics:
         for number, (total, most) in sorted(totals.items()):
             self.records.append(self._record(number, total.tolist(), most))
         if self.keep is not None:
-            del self.records[: -self.keep]
+            del self.records[: -max(int(self.keep), len(totals))]
 
     def _record(self, number: int, values: list[float], most: float) -> dict:
         x, about = dict(zip(_SUMS, values)), self._about[number]

@@ -15,7 +15,7 @@ from . import sharding
 from .algorithm import gate, gate_power
 from .diagnostics import Diagnostics
 from .nonfinite import Watch, capturing
-from .paths import Slot, limit_of, require_fused, step_group
+from .paths import Slot, check_written, limit_of, require_fused, step_group
 from .pmen import PMEN
 from .smgc import SMGC
 
@@ -70,7 +70,8 @@ class GatedAdamW(torch.optim.Optimizer):
             False: the plain path.
 
     State: ``step``, ``exp_avg``, ``exp_avg_sq``, as torch's AdamW names them (float32 for half-precision parameters). A
-    state_dict of torch's AdamW can be loaded. ``optimizer.diagnostics = Diagnostics()`` shows what happens inside.
+    state_dict of torch's AdamW can be loaded; its eps is not used (a warning says so where eps_gate is another number).
+    ``optimizer.diagnostics = Diagnostics()`` shows what happens inside.
     """
 
     _building = False  # while the constructor adds groups: none is normalized before all are checked
@@ -115,7 +116,8 @@ class GatedAdamW(torch.optim.Optimizer):
 
     @property
     def skipped(self) -> int:
-        """How many steps ``nonfinite="skip"`` has left out."""
+        """How many steps ``nonfinite="skip"`` has left out. A ``state_dict`` holds the number under a key of its own, unless it
+        is 0; torch.distributed.checkpoint's ``get_optimizer_state_dict`` leaves that key out."""
         return self._watch.skipped
 
     def add_param_group(self, param_group: dict) -> None:
@@ -126,6 +128,8 @@ class GatedAdamW(torch.optim.Optimizer):
             group.setdefault("alpha", float(group["lr"]) if checks.number(group["lr"]) else None)
             first = sum(len(g["params"]) for g in self.param_groups[:-1])
             rules.check(group, first)
+            if group["unit_dim"] is not None:
+                group["unit_dim"] = int(group["unit_dim"])  # numpy's integers would not come back from a state
             rules.check_names(self.param_groups)
             if not self._building:
                 rules.normalize(group, rules.sizes(group, first))
@@ -144,6 +148,8 @@ class GatedAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
+        for number, group in enumerate(self.param_groups):
+            check_written(number, group)
         work = [self._slots(group, first) for group, first in zip(self.param_groups, self._firsts())]
         slots = [slot for group in work for slot in group]
         go = self._watch.look([s.g for s in slots], [s.limit for s in slots], [s.p for s in slots], [s.name for s in slots],
@@ -209,18 +215,23 @@ class GatedAdamW(torch.optim.Optimizer):
         self._watch.settle()
         packed = super().state_dict()
         packed["param_groups"] = [rules.pack(group) for group in packed["param_groups"]]
-        return packed
+        return packed | ({"skipped": self.skipped} if self.skipped else {})
 
     def load_state_dict(self, state_dict: dict) -> None:
         self._watch.settle()
-        saved = state_dict["param_groups"]
+        saved, moved = state_dict["param_groups"], {}
         if len(saved) == len(self.param_groups):  # otherwise torch's own error explains
             state_dict = {**state_dict, "param_groups": [rules.unpack(s, own) for s, own in zip(saved, self.param_groups)]}
-            for group, own, first in zip(state_dict["param_groups"], self.param_groups, self._firsts()):
-                rules.check({**group, "params": own["params"]}, first)
+            for i, (group, own, first) in enumerate(zip(state_dict["param_groups"], self.param_groups, self._firsts())):
+                group = {**group, "params": own["params"]}
+                rules.check(group, first)
+                if group["unit_dim"] != own["unit_dim"]:  # these vectors were on no sphere, or on another
+                    moved[i] = rules.sizes(group, first)
         numbers = [n for group in saved for n in group["params"]]
         own = [slot for group, first in zip(self.param_groups, self._firsts()) for slot in rules.named(group, first)]
         rules.check_state(state_dict["state"])
+        for group, own_group in zip(saved, self.param_groups):
+            rules.check_foreign(group, own_group)
         moments = {
             (name, p, key): state_dict["state"][n][key]
             for n, (name, p) in zip(numbers, own)
@@ -234,6 +245,9 @@ class GatedAdamW(torch.optim.Optimizer):
                     f"and the parameter is {tuple(p.shape)}. Load the state of the same model, parameters in the same order."
                 )
         super().load_state_dict(state_dict)
+        self._watch.skipped = state_dict.get("skipped", 0)
+        for i, found in moved.items():
+            rules.normalize(self.param_groups[i], found)
         # torch casts the state to the parameter's dtype; for half precision that would throw the moments' digits away
         for (_, p, key), moment in moments.items():
             if p.dtype in (torch.bfloat16, torch.float16):

@@ -3,8 +3,10 @@
 A slip is answered before anything is changed, with the rule, the value received and what to do.
 """
 
+import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -61,7 +63,8 @@ def check(group: dict, first: int = 0) -> None:
     for name, kind in _SETTINGS.items():
         value = group[name]
         rule(value is None or isinstance(value, kind), f"{name} must be {kind.__name__}(...) or None, got {value!r}.")
-    rule(dim is None or type(dim) is int, f"unit_dim must be an integer or None, got {dim!r}.")
+    whole = isinstance(dim, Integral) and not isinstance(dim, bool)
+    rule(dim is None or whole, f"unit_dim must be an integer or None, got {dim!r}.")
     for name, p in named(group, first):
         rule(p.is_floating_point(), f"parameters must be real floating-point tensors, {name!r} is {p.dtype}.")
         if dim is not None:
@@ -108,6 +111,23 @@ def check_state(state: dict) -> None:
                 f"(amsgrad); that of parameter {i} has {', '.join(sorted(map(str, entry)))}. Load the state of a GatedAdamW or "
                 "AdamW, or begin without one."
             )
+
+
+def check_foreign(saved: dict, own: dict) -> None:
+    """What a group of torch's Adam or AdamW says and GatedAdamW does otherwise: refused, or told."""
+    if "eps_gate" in saved:  # our own
+        return
+    if saved.get("weight_decay") and not saved.get("decoupled_weight_decay", True):
+        raise ValueError(
+            "GatedAdamW: weight decay acts on the parameters, as AdamW's does, not on the gradient (L2), as in the state of an "
+            f"Adam with weight_decay={saved['weight_decay']!r}. Set that to 0 in the state's groups, or begin without a state."
+        )
+    if saved.get("eps", own["eps_gate"]) != own["eps_gate"]:
+        warnings.warn(
+            f"GatedAdamW: the state's eps = {saved['eps']!r} is not used, but this one's eps_gate = {own['eps_gate']!r}. For "
+            f"AdamW's steps build it with a=1, eps_num=0, eps_gate={saved['eps']!r}.",
+            stacklevel=3,
+        )
 
 
 def named(group: dict, first: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -179,9 +199,16 @@ def pack(group: dict) -> dict:
 def unpack(saved: dict, own: dict) -> dict:
     """A saved group for the optimizer's own one. Keys that it does not know (torch's AdamW saved it) stay as they are here.
 
-    So do the switches of another optimizer's kernels, which say nothing about ours.
+    So do the switches of another optimizer's kernels, which say nothing about ours; its eps would do nothing here.
     """
-    foreign = () if "eps_gate" in saved else ("foreach", "fused", "capturable")
+    foreign = ("eps",) if "eps_gate" in saved else ("eps", "foreach", "fused", "capturable")
     group = {k: v for k, v in own.items() if k not in ("params", "param_names")}
-    group |= {k: v for k, v in saved.items() if k not in foreign or k not in own}
-    return {k: _SETTINGS[k](**v) if k in _SETTINGS and isinstance(v, dict) else v for k, v in group.items()}
+    group |= {k: v for k, v in saved.items() if k not in foreign}
+    return {k: _setting(k, v) if k in _SETTINGS and isinstance(v, dict) else v for k, v in group.items()}
+
+
+def _setting(name: str, values: dict) -> SMGC | PMEN:
+    kind = _SETTINGS[name]
+    if unknown := values.keys() - {f.name for f in fields(kind)}:
+        raise ValueError(f"GatedAdamW: the state's {name} holds what {kind.__name__} does not know: {', '.join(unknown)}.")
+    return kind(**values)

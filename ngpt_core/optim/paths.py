@@ -14,6 +14,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from .. import checks
 from . import sharding
 from .algorithm import Rule, Update, run, update
 from .diagnostics import Diagnostics
@@ -71,10 +72,18 @@ def limit_of(group: dict, p: Tensor) -> float:
     return root / (1 + math.sqrt(p.shape[group["unit_dim"]]))
 
 
+def check_written(number: int, group: dict) -> None:
+    """The numbers that are written between steps. Tensors may live on a device, where looking would make the host wait."""
+    for name in ("lr", "weight_decay"):
+        if not isinstance(value := group[name], Tensor) and not checks.within(value, 0):
+            raise ValueError(f"GatedAdamW: {name} must be a finite number >= 0; the group {number} has {value!r} now.")
+    cap = group["cap"]
+    if not (cap is None or isinstance(cap, Tensor) or (checks.number(cap) and cap >= 0)):
+        raise ValueError(f"GatedAdamW: cap is an angle in radians, >= 0, or None; the group {number} has {cap!r} now.")
+
+
 def step_group(number: int, group: dict, slots: list[Slot], mask: Tensor | None, probe: Diagnostics | None) -> None:
     """One step of one group, in place. ``mask``: a bool on the device; where it is False, nothing changes."""
-    if (cap := group["cap"]) is not None and not isinstance(cap, Tensor) and not cap >= 0:
-        raise ValueError(f"GatedAdamW: cap is an angle in radians, >= 0, or None; the group {number} has {cap!r} now.")
     fast, plain = [], defaultdict(list)
     for slot in slots:
         if group["fused"] is not False and _why_not_fused(group, slot, mask, probe) is None:

@@ -16,6 +16,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from numbers import Integral
+from operator import index
 
 import torch
 from torch import Tensor
@@ -66,7 +68,8 @@ class PMEN:
             "For tau = 0 use profile='step'.",
         )
         rule(self.reference in ("row", "adam"), f"reference must be 'row' (1/sqrt(d_j)) or 'adam', got {self.reference!r}.")
-        rule(isinstance(self.seed, int), f"seed must be an integer, got {self.seed!r}.")
+        rule(isinstance(self.seed, Integral), f"seed must be an integer, got {self.seed!r}.")
+        object.__setattr__(self, "seed", index(self.seed))  # numpy's would not come back from a state
         for name in ("start", "every"):
             value = getattr(self, name)
             rule(count(value, 1), f"{name} counts steps from 1: an integer >= 1, got {value!r}.")

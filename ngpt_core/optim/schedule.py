@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -126,11 +127,18 @@ def _warmup(r: float, share: float) -> float:
     return min(1.0, r / share) if share > 0 else 1.0
 
 
-def warmup_before(schedule: Decay, share: float = 0.1) -> Decay:
+def _decay(decay: Decay | str) -> Decay:
+    """The function of r that this is or names."""
+    if not callable(decay) and not (isinstance(decay, str) and decay in SCHEDULES):
+        raise ValueError(f"decay must be a function of r or one of {', '.join(SCHEDULES)}; got {decay!r}.")
+    return SCHEDULES[decay] if isinstance(decay, str) else decay
+
+
+def warmup_before(schedule: Decay | str, share: float = 0.1) -> Decay:
     """A linear warmup to schedule(0) over the first ``share`` of training, and the schedule over the rest (figure 3).
 
-    Returns a function of r, as ``schedule`` is one. With t_warmup = share T, the schedule sees
-    r = (t - t_warmup) / (T - t_warmup), section 2.2.
+    ``schedule`` is a function of r or its name, as ``Schedule`` takes it; returns a function of r. With t_warmup = share T,
+    the schedule sees r = (t - t_warmup) / (T - t_warmup), section 2.2.
 
     >>> eta = warmup_before(cosine)
     >>> rs = (0, 0.05, 0.1, 0.55, 1)
@@ -138,6 +146,7 @@ def warmup_before(schedule: Decay, share: float = 0.1) -> Decay:
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     _check_share(share, "The warmup")
+    schedule = _decay(schedule)
     if share == 0:
         return schedule
 
@@ -155,7 +164,7 @@ def area(schedule: Decay, tolerance: float = 1e-11) -> float:
 
     Corners (a warmup, WSD) and the steep start of a small rho are found by the halving; 48 halvings of an interval are the
     limit, and 10,000 intervals: a schedule with noise in its last digits is summed as finely as that.
-    ``tolerance`` is relative to the largest of 33 values.
+    ``tolerance`` is relative to the largest of 129 values.
 
     >>> round(area(linear), 10), round(area(cosine), 10)
     (0.5, 0.5)
@@ -169,9 +178,11 @@ def area(schedule: Decay, tolerance: float = 1e-11) -> float:
             raise ValueError(f"A schedule gives one finite number for each r in [0, 1]; got {value!r} at r = {r:g}.")
         return float(value)
 
-    first = [eta(i / 32) for i in range(33)]
-    tolerance *= max(map(abs, first))
-    todo = deque((i / 16, (i + 1) / 16, *first[2 * i : 2 * i + 3], 48) for i in range(16))
+    # multiples of the golden ratio, modulo 1: evenly spread, and no period divides the distances of them all
+    borders = sorted([0.0, 1.0, *(i * (math.sqrt(5) - 1) / 2 % 1 for i in range(1, 64))])
+    first = [(a, b, eta(a), eta((a + b) / 2), eta(b), 48) for a, b in pairwise(borders)]
+    tolerance *= max(abs(value) for _, _, *values, _ in first for value in values)
+    todo = deque(first)
     total, room = 0.0, 10_000
     while todo:
         a, b, fa, fm, fb, depth = todo.popleft()
@@ -244,15 +255,15 @@ class Schedule:
         warmup_share: float = 0.1,
         cap_warmup: float = 0.1,
     ) -> None:
+        if not hasattr(optimizer, "param_groups"):
+            raise ValueError(f"Schedule writes into the groups of a torch optimizer, its first argument; got {optimizer!r}.")
         if not count(total_steps, 1):
             raise ValueError(f"total_steps is the number of optimizer steps, an integer >= 1; got {total_steps!r}.")
-        if not callable(decay) and decay not in SCHEDULES:
-            raise ValueError(f"decay must be a function of r or one of {', '.join(SCHEDULES)}; got {decay!r}.")
         if warmup not in ("group", "before"):
             raise ValueError(f"warmup must be 'group' (each its own) or 'before' (one for all, then decay); got {warmup!r}.")
         _check_share(cap_warmup, "cap_warmup")
         self.optimizer, self.total_steps, self.warmup, self.cap_warmup = optimizer, int(total_steps), warmup, cap_warmup
-        eta = SCHEDULES[decay] if isinstance(decay, str) else decay
+        eta = _decay(decay)
         self.eta = warmup_before(eta, warmup_share) if warmup == "before" else eta
         self.t = 1
         self._anchor = (0, 0.0)  # (completed steps, progress) from which progress runs to 1 at T
@@ -266,13 +277,20 @@ class Schedule:
     def at(self, t: int) -> list[tuple[float, float | None]]:
         """(lr, cap) of every group at step t, without writing them: for plots and plans."""
         r = self.progress(t)
-        eta, cap_factor = float(self.eta(r)), _warmup(r, self.cap_warmup)
+        eta, cap_factor = self.eta(r), _warmup(r, self.cap_warmup)
+        eta = eta.item() if isinstance(eta, np.ndarray) and eta.size == 1 else eta
+        if not within(eta, 0):  # it would go into every parameter
+            raise ValueError(f"eta must be a finite number >= 0; got {eta!r} at t={t} (r = {r:g}). Mend the decay function.")
         values = []
         for group in self.optimizer.param_groups:
             share, peak_cap = group.get("warmup", 0.0), group.get("peak_cap")
             _check_share(share, "A group's warmup")
+            if not (peak_cap is None or isinstance(peak_cap, Tensor) or (number(peak_cap) and peak_cap >= 0)):
+                raise ValueError(f"A group's peak_cap is an angle in radians, >= 0, or None for no cap; got {peak_cap!r}.")
+            if not within(peak_lr := group.get("peak_lr", group["lr"]), 0):
+                raise ValueError(f"A group's peak_lr is the rate that eta multiplies, finite and >= 0; got {peak_lr!r}.")
             factor = _warmup(r, share) if self.warmup == "group" else 1.0
-            lr = group.get("peak_lr", group["lr"]) * eta * factor
+            lr = peak_lr * float(eta) * factor
             values.append((float(lr), None if peak_cap is None else peak_cap * cap_factor))
         return values
 
@@ -311,6 +329,8 @@ class Schedule:
         Another ``total_steps`` is a ValueError, since lr would jump, unless ``re_anchor=True``: then progress stays where it
         stood and what is left of the schedule is spread over the steps that are left of this one's T.
         """
+        if missing := {"t", "total_steps", "anchor"} - state.keys():
+            raise ValueError(f"A schedule's state is what its state_dict gave; got one without {', '.join(sorted(missing))}.")
         t, total, (t0, r0) = state["t"], state["total_steps"], state["anchor"]
         if total != self.total_steps:
             if not re_anchor:
