@@ -61,7 +61,7 @@ def growth_clip(
 
     Afterwards the new second moment beta2 v + (1 - beta2) g^2 is at most R v_bar.
 
-    g, v: the gradient, and the second moment before this step; of one shape.
+    g, v: the gradient, and the second moment before this step; of one shape (v may be one number).
     k: completed steps, an integer or a tensor.
     beta2: the second moment's, in [0, 1).
     R, s_min: as in ``SMGC``.
@@ -76,7 +76,7 @@ def growth_clip(
         raise ValueError(f"growth_clip: beta2 must be in [0, 1); got {beta2!r}.")
     if not isinstance(k, Tensor) and not count(k, 0):
         raise ValueError(f"growth_clip: k is an integer >= 0, completed steps; got {k!r}.")
-    if g.shape != v.shape:
+    if v.ndim and g.shape != v.shape:
         raise ValueError(
             f"growth_clip: g and v must have one shape; got {list(g.shape)}, {list(v.shape)}."
         )
