@@ -239,7 +239,10 @@ def test_settings_that_cannot_be_are_refused_by_name(corpus, tmp_path):
         ({"recipe": ["rho"]}, "NAME=VALUE"),
         ({"recipe": ["rho=-1"]}, "rho"),
         ({"data": ["nowhere"]}, "not a packed corpus"),
-        ({"data": [f"{corpus}=many"]}, "must be a number"),
+        ({"data": [f"{corpus}=many"]}, "^--data .*=many: .* must be a positive number"),
+        ({"val_data": [f"{corpus}=many"]}, "^--val-data .*=many: .* must be a positive number"),
+        ({"val_data": [corpus, f"{corpus}=0"]}, "^--val-data .*=0: .* must be a positive number"),
+        ({"data": [f"{corpus}=nan"]}, "^--data .*=nan: .* must be a positive number"),
         ({"expert_parallel": 2}, "do not divide"),
         ({"out": ""}, "--out"),
     ):

@@ -253,11 +253,10 @@ def read_file(path: str) -> dict[str, object]:
         raise ValueError(f"{path} cannot be read as settings: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold names and values, as in: seq_len = 512.")
-    return {_name(key): value for key, value in values.items()}
-
-
-def _name(key: str) -> str:
-    return key.replace("-", "_")
+    names = [key.replace("-", "_") for key in values]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{path} gives {twice[0]} twice, with - and with _: keep one of them.")
+    return dict(zip(names, values.values()))
 
 
 def given(args: argparse.Namespace) -> tuple[dict[str, object], dict[str, object]]:
@@ -265,10 +264,12 @@ def given(args: argparse.Namespace) -> tuple[dict[str, object], dict[str, object
     values = read_file(args.config) if args.config else {}
     values |= {k: v for k, v in vars(args).items() if k in _RUN or k in _MODEL}
     if unknown := sorted(set(values) - _RUN - _MODEL):
-        raise ValueError(f"{args.config}: there is no setting {', '.join(map(repr, unknown))}; see `ngpt train --help`.")
+        hint = next((_NO_SETTING[name] for name in unknown if name in _NO_SETTING), "see `ngpt train --help`")
+        raise ValueError(f"{args.config}: there is no setting {', '.join(map(repr, unknown))}; {hint}.")
     return {k: v for k, v in values.items() if k in _RUN}, {k: v for k, v in values.items() if k in _MODEL}
 
 
+_NO_SETTING = {"baseline": "write normalized = false", "resume": "give it as a flag, --resume"}
 _RUN = {f.name for f in fields(TrainConfig)}
 _MODEL = {f.name for f in _OF_MODEL} | {"preset", "normalized"}
 

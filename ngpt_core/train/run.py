@@ -10,6 +10,7 @@ A folder is never overwritten: starting where a run already is is refused, and s
 has not trained a step, because memory ran out or it was killed before, may be started again as if it were not there.
 """
 
+import math
 import os
 import platform
 import shutil
@@ -21,6 +22,7 @@ from pathlib import Path
 import torch
 
 from .. import __version__
+from ..checks import within
 from ..config import ModelConfig
 from ..nn.io import CONFIG, WEIGHTS
 from .checkpoint import newest, read_state
@@ -126,7 +128,7 @@ def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object]
     """The run that the user's settings ask for: a new one, or the one that is there. Nothing is written yet."""
     if not settings.get("out"):
         raise ValueError("say where the run goes: --out RUN.")
-    folder = Path(str(settings["out"]))
+    folder = Path(os.path.expanduser(str(settings["out"])))  # a file has no shell to do it
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: choose an empty or a new folder for --out.")
     there = (folder / "config.json").is_file()
@@ -226,24 +228,29 @@ def _rooted(config: TrainConfig) -> TrainConfig:
 
     def rooted(item: str) -> str:
         path, _ = _path_and_weight(item)
-        return item if path == "stdlib" else os.path.abspath(path) + item.removeprefix(path)
+        return item if path == "stdlib" else os.path.abspath(os.path.expanduser(path)) + item.removeprefix(path)
 
     return replace(config, data=tuple(map(rooted, config.data)), val_data=tuple(map(rooted, config.val_data)))
 
 
 def open_blend(
-    where: tuple[str, ...], vocab_size: int, packed_with: dict | None = None, whose: object = "the run"
+    where: tuple[str, ...],
+    vocab_size: int,
+    packed_with: dict | None = None,
+    whose: object = "the run",
+    flag: str = "--data",
 ) -> list[tuple[Corpus, float]]:
-    """The corpora of ``--data``, with their weights, for a model of that vocabulary, and tokenizer where it is known."""
+    """The corpora of a flag, with their weights, for a model of that vocabulary, and tokenizer where it is known."""
     corpora = []
     for item in where:
-        path, weight = _path_and_weight(item)
+        path, text = _path_and_weight(item)
         try:
-            corpora.append((open_corpus(path), float(weight)))
-        except ValueError as error:
-            if "could not convert" not in str(error):
-                raise
-            raise ValueError(f"--data {item}: the weight after '=' must be a number.") from None
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not within(weight, 0, open=True):
+            raise ValueError(f"{flag} {item}: the weight after '=' must be a positive number.")
+        corpora.append((open_corpus(path), weight))
     for corpus, _ in corpora:
         if corpus.vocab_size > vocab_size:
             raise ValueError(
