@@ -18,11 +18,13 @@ from test_trainer import SMALL, TINY, corpus, losses, new_run  # noqa: F401  (co
 import ngpt_core as ng
 from ngpt_core.cli import main
 from ngpt_core.train import checkpoint, loop, trainer
+from ngpt_core.train.config import recipe_numbers
 from ngpt_core.train.lock import take
 from ngpt_core.train.loop import train
 from ngpt_core.train.metrics import Metrics as trainer_metrics
 from ngpt_core.train.metrics import read_metrics
-from ngpt_core.train.run import prepare
+from ngpt_core.train.run import open_blend, prepare
+from ngpt_core.train.world import World
 
 CLOCK = ("time", "tokens_per_s", "mfu")
 
@@ -109,6 +111,9 @@ def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
         ({"steps": 3, "re_anchor": True}, {}, "already trained 6 steps"),
         ({"seed": 5}, {}, "--seed was 0"),
         ({"batch_size": 8}, {}, "--batch-size was 4"),
+        ({"scaled": False}, {}, "was started with --scaled"),
+        ({"recipe": ("rho=0",)}, {}, "--recipe rho=0: .*rho must be > 0"),
+        ({}, {"C": 0.12}, "--C 0.12: .* has C=0.24 in its recipe, .*use --recipe C=NUMBER"),
     ):
         with pytest.raises(ValueError, match=word):
             train(prepare({"out": str(straight), **settings}, model, resume=True))
@@ -127,14 +132,52 @@ def test_a_resumed_run_may_change_one_number_of_its_recipe_and_keeps_the_others(
     before = [r["lr"] for r in read_metrics(tmp_path / "run")]
     assert train(prepare({"out": str(tmp_path / "run"), "recipe": ("s_z_lr=0.2",)}, {}, resume=True)) == 0
     assert [r["lr"] for r in read_metrics(tmp_path / "run")] == before  # rho is still 1
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["recipe"] == ["rho=1.0", "s_z_lr=0.2"]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["recipe"][-2:] == ["rho=1.0", "s_z_lr=0.2"]
 
 
 def test_a_resumed_run_may_lower_its_learning_rate(straight):
     shutil.rmtree(straight / "checkpoints" / "step-00000006")
     before = [r["lr"] for r in read_metrics(straight)]
-    assert train(prepare({"out": str(straight)}, {"C": 0.12}, resume=True)) == 0
+    assert resume(straight, recipe=("C=0.12",)) == 0
     assert [r["lr"] for r in read_metrics(straight)] == pytest.approx(before[:4] + [lr / 2 for lr in before[4:]])
+
+
+def test_a_run_that_was_not_scaled_takes_another_C_and_is_not_scaled_later(corpus, tmp_path):  # noqa: F811
+    train(new_run(corpus, tmp_path / "run", save_every=2, keep=9, scaled=False))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
+    before = [r["lr"] for r in read_metrics(tmp_path / "run")]
+    with pytest.raises(ValueError, match="was started with --no-scaled: a resumed run keeps its numbers"):
+        resume(tmp_path / "run", scaled=True)
+    assert train(prepare({"out": str(tmp_path / "run"), "scaled": False}, {"C": 0.12}, resume=True)) == 0
+    assert [r["lr"] for r in read_metrics(tmp_path / "run")] == pytest.approx(before[:4] + [lr / 2 for lr in before[4:]])
+
+
+@pytest.mark.parametrize("record", ["new", "old"])
+def test_more_steps_change_no_number_of_the_recipe(corpus, tmp_path, record):  # noqa: F811
+    """A run of 4,000 steps has a lower C than one of 5: what was settled at the start holds."""
+    run, start = tmp_path / "run", {"recipe": ("schedule=linear",), "steps": 5}
+    train(new_run(corpus, run, save_every=4, keep=9, **start))
+    shutil.rmtree(run / "checkpoints" / "step-00000005")
+    if record == "old":  # as runs were written before
+        text = json.loads((run / "config.json").read_text())
+        text["train"] |= {"scaled": True, "recipe": ["schedule=linear"]}
+        del text["scaled"]
+        (run / "config.json").write_text(json.dumps(text))
+    again = prepare({"out": str(run), **start, "scaled": True, "steps": 4000, "re_anchor": True}, {}, resume=True)
+    first = new_run(corpus, tmp_path / "x", **start)
+    assert recipe_numbers(again.config, again.model, 4000) == recipe_numbers(first.config, again.model, 5)
+    trainer_ = trainer.Trainer(again, World(torch.device("cpu")), open_blend((corpus,), 256))
+    trainer_.resume()
+    last = read_metrics(run)[3]["lr"]  # 1/5 of the peak is left
+    assert trainer_.step()["lr"] == pytest.approx(last, rel=1e-3)
+
+
+def test_tokens_asked_for_later_count_as_steps_do(straight):
+    with pytest.raises(ValueError, match=r"planned for 6 steps.*8 steps.*--re-anchor"):
+        prepare({"out": str(straight)}, {"tokens": 8 * 4 * 32}, resume=True)
+    again = prepare({"out": str(straight), "re_anchor": True}, {"tokens": 8 * 4 * 32}, resume=True)
+    assert (again.steps, again.config.steps, again.model.tokens) == (8, None, 1024)
+    assert prepare({"out": str(straight), "steps": 6}, {"tokens": 1024}, resume=True).steps == 6  # as at the start of a run
 
 
 def test_more_steps_spread_the_rest_of_the_schedule_when_told_to(straight):

@@ -179,6 +179,16 @@ def test_settings_come_from_a_file_and_flags_come_on_top(corpus, tmp_path):  # n
     assert (recorded["seq_len"], recorded["batch_size"], recorded["seed"]) == (32, 2, 7)
 
 
+def test_a_file_may_say_the_home_folder(corpus, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "corpus").symlink_to(corpus)
+    settings = {"out": "~/run", "data": ["~/corpus=2"], "steps": 1, "seq_len": 32, "batch_size": 2, "sample_tokens": 0}
+    (tmp_path / "run.json").write_text(json.dumps(settings))
+    assert main(["train", *MODEL, "--config", str(tmp_path / "run.json")]) == 0
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert record["train"]["data"] == [f"{tmp_path / 'corpus'}=2"]
+
+
 def test_every_setting_of_run_and_model_is_a_flag_with_its_help():
     from dataclasses import fields
 
@@ -201,6 +211,9 @@ def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):  # noqa: F811
     (tmp_path / "typo.json").write_text('{"seq_lenn": 3}')
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "wandb.json").write_text('{"wandb": 5}')
+    (tmp_path / "twin.json").write_text('{"baseline": true}')
+    (tmp_path / "again.json").write_text('{"resume": true}')
+    (tmp_path / "twice.json").write_text('{"seq_len": 32, "seq-len": 64}')
     out = f"--out={tmp_path / 'new'}"
     for argv, word in (
         (["train", "--preset", "huge", out, "--steps=1"], "There is no preset 'huge'"),
@@ -212,6 +225,14 @@ def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):  # noqa: F811
         (["train", out, "--steps=1", f"--config={tmp_path / 'bad.toml'}"], "cannot be read as settings"),
         (["train", out, "--steps=1", f"--config={tmp_path / 'typo.json'}"], "no setting 'seq_lenn'"),
         (["train", out, "--steps=1", f"--config={tmp_path / 'none.toml'}"], "No such file"),
+        (["train", out, "--steps=1", f"--config={tmp_path / 'twin.json'}"], "'baseline'; write normalized = false"),
+        (["train", out, "--steps=1", f"--config={tmp_path / 'again.json'}"], "'resume'; give it as a flag"),
+        (["train", out, "--steps=1", f"--config={tmp_path / 'twice.json'}"], "gives seq_len twice"),
+        (["train", "--steps=1", "--dry-run", "--recipe", "schedule=foo"], "--recipe schedule=foo: "),
+        (["data", "pack", "hf:", out], "'hf:' names no dataset"),
+        (["report", str(run), f"--out={tmp_path / 'empty.txt' / 'x.html'}"], "empty.txt is a file"),
+        (["report", str(run), f"--out={tmp_path / 'empty.txt' / 'a' / 'x.html'}"], "empty.txt is a file"),
+        (["report", str(run), f"--out={tmp_path}"], "is a folder"),
         (["train", out, "--steps=1", f"--config={tmp_path / 'binary.toml'}"], "binary.toml cannot be read as settings"),
         (["train", out, "--steps=1", f"--config={tmp_path / 'wandb.json'}"], "wandb must be the name"),
         (["train", f"--out={tmp_path / 'empty.txt'}", "--steps=1"], "empty.txt is a file"),

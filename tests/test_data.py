@@ -74,6 +74,14 @@ def test_a_single_document_is_cut_and_the_parts_join(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("fraction", [0.5, 0.9])
+def test_a_single_document_leaves_something_to_train_on_whatever_the_fraction(tmp_path, fraction):
+    for i, book in enumerate((b"one" * 100, b"two" * 100, b"four" * 100, b"five" * 100)):  # on either side by its hash
+        manifest = pack([book], tmp_path / str(i), ByteTokenizer(), val_fraction=fraction)
+        held_out = manifest["splits"]["val"]["tokens"] / manifest["tokens"]
+        assert manifest["held_out"]["rule"] == "tails" and held_out == pytest.approx(fraction, abs=0.01)
+
+
 def test_a_corpus_may_be_held_out_as_a_whole_or_not_at_all(tmp_path):
     for fraction, split in ((0.0, "train"), (1.0, "val")):
         pack(texts(30), tmp_path / split, ByteTokenizer(), val_fraction=fraction)
@@ -133,6 +141,10 @@ def test_compressed_and_binary_files_are_not_packed_as_text(tmp_path):
     for name in (*made, "a.zip", "table"):
         with pytest.raises(ValueError, match=f"{name} is no text but .*its bytes would be packed as they are"):
             pack_files([str(tmp_path / name)], tmp_path / "c", ByteTokenizer())
+    (tmp_path / "utf16.txt").write_bytes("text, and more of it; ".encode("utf-16"))
+    for separator in (None, ";"):
+        with pytest.raises(ValueError, match=r"utf16.txt is no text: it has a zero byte"):
+            pack_files([str(tmp_path / "utf16.txt")], tmp_path / "c", ByteTokenizer(), separator=separator)
     assert not (tmp_path / "c").exists()
 
 
@@ -419,6 +431,9 @@ def test_an_empty_corpus_and_missing_sources_leave_nothing_behind(tmp_path):
     for source, word in (("none.txt", "no file"), ("*.zip", "no file matches"), ("", "is a folder")):
         with pytest.raises(ValueError, match=word):
             pack_files([str(tmp_path / source)], tmp_path / "c", ByteTokenizer())
+    for source, word in (("", "no file ''"), ("hf:", "'hf:' names no dataset"), ("hf::train", "names no dataset")):
+        with pytest.raises(ValueError, match=word):
+            pack_files([source], tmp_path / "c", ByteTokenizer())
     for line in ('{"body": "no"}', "[" * 100_000, "null", '{"text": 5}'):
         (tmp_path / "bad.jsonl").write_text('{"text": "ok"}\n' + line + "\n")
         with pytest.raises(ValueError, match="line 2"):

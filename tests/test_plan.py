@@ -3,6 +3,7 @@
 (Its parameter and optimizer memory is compared with real FSDP2 shards in test_parallel.py.)
 """
 
+import re
 import shlex
 
 import pytest
@@ -162,11 +163,30 @@ def test_the_command_carries_what_was_asked_for():
         assert words[words.index(flag) + 1 :][: len(values)] == values
 
 
+def test_the_command_goes_where_it_was_asked_to():
+    text, _ = plan_for({"out": "my run", "steps": 5}, {"preset": "pico"}, 1, "h100-80gb", 0.35)
+    words = shlex.split(text.partition("-m ngpt_core ")[2].replace("\\\n", " "))
+    assert words[words.index("--out") + 1] == "my run"
+
+
+def test_small_numbers_are_shown_and_not_rounded_to_zero():
+    page, _ = plan_for({"steps": 10}, {"preset": "pico"}, 1, "h100-80gb", 0.35)
+    first = page.partition("memory per rank")[0]
+    assert "= 20,480 tokens" in first and "MFLOPs per token" in first and not re.search(r"\b0(\.0+)?(M| [A-Zs])", first), first
+
+
 def test_the_rates_on_the_page_are_those_of_the_recipe():
     text, _ = plan_for({"recipe": ("router_multiplier=7",), "batch_size": 384},
                        {"preset": "1B", "d_model": 1024, "C": 0.1}, 12, "h100-80gb", 0.35)  # fmt: skip
     rates = text.partition("(peak)")[2]
     assert f"{7 * 0.1 / 32:.3g} " in rates  # the router's
+
+
+def test_a_plan_refuses_what_a_run_would_refuse():
+    with pytest.raises(ValueError, match=r"--recipe schedule=foo: .*log, cosine"):
+        plan_for({"recipe": ("schedule=foo",)}, {"preset": "1B"}, 8, "h100-80gb", 0.35)
+    with pytest.raises(ValueError, match="--seq-len 8192 is longer than --max-seq-len 10"):
+        plan_for({}, {"preset": "1B", "max_seq_len": 10}, 8, "h100-80gb", 0.35)
 
 
 @pytest.mark.parametrize("change", [{"replicas": 4}, {"expert_parallel": 8}, {"micro_batch": 7}])

@@ -19,6 +19,12 @@ def logged(name: str, val: list[float], normalized: bool = True) -> LoggedRun:
     return LoggedRun(name, records, {"model": {"normalized": normalized}})
 
 
+def figures(body: str) -> list[list[dict]]:
+    """Each figure's traces."""
+    starts = [match.end() for match in re.finditer(r'Plotly\.newPlot\(\s*"[^"]+",\s*', body)]
+    return [json.JSONDecoder().raw_decode(body, start)[0] for start in starts]
+
+
 def test_tokens_to_reach_interpolates_and_knows_never():
     tokens, loss = np.array([100.0, 200.0, 300.0]), np.array([4.0, 2.0, 1.0])
     assert tokens_to_reach(tokens, loss, 3.0) == 150.0
@@ -65,6 +71,31 @@ def test_losses_of_other_texts_are_not_compared_and_an_unfinished_run_says_so(ru
     assert "given twice" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("change", [{"val_data": ["/another"]}, {"eval_windows": 5}, {"seq_len": 64}])
+def test_losses_of_other_held_out_text_are_not_compared(runs, tmp_path, change):
+    for name in ("gpt", "ngpt"):
+        shutil.copytree(runs / name, tmp_path / name)
+    record = json.loads((tmp_path / "ngpt" / "config.json").read_text())
+    record["train"] |= change
+    (tmp_path / "ngpt" / "config.json").write_text(json.dumps(record))
+    assert main(["report", str(tmp_path / "gpt"), str(tmp_path / "ngpt"), "--out", str(tmp_path / "r.html")]) == 0
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "their losses are not compared" in text and "held-out loss of gpt" not in text
+
+
+def test_runs_are_told_apart_by_their_names_as_they_are(runs, tmp_path):
+    for name in ("one/<b>", "two/<b>"):
+        shutil.copytree(runs / "gpt", tmp_path / name)
+    folders = [str(tmp_path / name) for name in ("one/<b>", "two/<b>")]
+    assert main(["report", *folders, "--out", str(tmp_path / "r.html")]) == 0
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    body = text[text.index("</script></head>") :]
+    assert "one/&lt;b&gt;, step 12</h3>" in body and "two/&lt;b&gt;, step 12</h3>" in body
+    names = [trace["name"] for figure in figures(body) for trace in figure]
+    assert f"{tmp_path}/one/&lt;b&gt;, training" in names and not any("<b>" in name for name in names)
+    assert "Second moments and the gate" not in body  # GPT's optimizer has no diagnostics
+
+
 def test_the_logarithmic_fit_finds_its_own_law():
     t = np.arange(1.0, 5000.0)
     y = np.where(t < 1000, 7.0, 2.0 + 0.3 * np.log(t))  # a transient that must not count
@@ -108,10 +139,9 @@ def test_the_page_holds_the_paper_s_figures_with_these_runs_numbers(page):
         "Coordinates without a gradient", "Angle of a step", "Eigen learning rates", "Routers", "Gradient norm", "Samples",
     ]  # fmt: skip
     assert body.count("final held-out loss") == 2 and "Plotly.newPlot" in body
-    starts = [match.end() for match in re.finditer(r'Plotly\.newPlot\(\s*"[^"]+",\s*', body)]
-    figures = [json.JSONDecoder().raw_decode(body, start)[0] for start in starts]  # each figure's traces
-    assert len(figures) == 9 and all(len(figure) > 0 for figure in figures)
-    angle = {trace["name"]: trace for trace in figures[5]}
+    drawn = figures(body)
+    assert len(drawn) == 9 and all(len(figure) > 0 for figure in drawn)
+    angle = {trace["name"]: trace for trace in drawn[5]}
     assert {"ngpt, mean angle", "ngpt, largest angle", "ngpt, cap"} == set(angle)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ngpt_core as ng
-from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers
+from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers, settled
 from ngpt_core.train.corpus import Corpus
 from ngpt_core.train.data import Loader
 from ngpt_core.train.loop import train
@@ -239,7 +239,10 @@ def test_settings_that_cannot_be_are_refused_by_name(corpus, tmp_path):
         ({"recipe": ["rho"]}, "NAME=VALUE"),
         ({"recipe": ["rho=-1"]}, "rho"),
         ({"data": ["nowhere"]}, "not a packed corpus"),
-        ({"data": [f"{corpus}=many"]}, "must be a number"),
+        ({"data": [f"{corpus}=many"]}, "^--data .*=many: .* must be a positive number"),
+        ({"val_data": [f"{corpus}=many"]}, "^--val-data .*=many: .* must be a positive number"),
+        ({"val_data": [corpus, f"{corpus}=0"]}, "^--val-data .*=0: .* must be a positive number"),
+        ({"data": [f"{corpus}=nan"]}, "^--data .*=nan: .* must be a positive number"),
         ({"expert_parallel": 2}, "do not divide"),
         ({"out": ""}, "--out"),
     ):
@@ -286,11 +289,36 @@ def test_a_dot_reaches_into_the_parts_of_the_recipe():
         ("betas=0.9,x", "want two numbers with a comma"),
         ("tangent=1", "want true or false"),
         ("smgc.start=1.5", "want a whole number"),
+        ("rho.x=3", "rho has no parts: write rho=VALUE"),
     ):
         with pytest.raises(ValueError, match=rule):
             recipe_numbers(TrainConfig(recipe=(recipe,)), model_config({}))
     with pytest.raises(ValueError, match="pmen is none"):
         recipe_numbers(TrainConfig(recipe=("pmen=none", "pmen.tau=1")), model_config({}))
+
+
+@pytest.mark.parametrize("model", [{}, {"preset": "pico-dense"}, {"normalized": False}, {"d_model": 768}])
+@pytest.mark.parametrize("own", [(), ("betas=0.5,0.6",), ("C=0.3", "warmup=before", "rho=0.1"), ("C=none",)])
+def test_settled_numbers_are_the_scaled_ones_to_the_last_digit_and_stay(model, own):
+    model = model_config(model)
+    own = own if model.normalized else tuple(item for item in own if item.startswith("betas"))
+    for steps in (6, 750, 1234, 9999, 16_000, 20_000):
+        config = TrainConfig(recipe=own, seed=3)
+        found = settled(config, model, steps)
+        assert recipe_numbers(found, model, steps) == recipe_numbers(config, model, steps)
+        assert recipe_numbers(found, model, 10 * steps) == recipe_numbers(found, model, steps)  # whatever it is asked for later
+        assert not found.scaled and settled(found, model, 7) == found and TrainConfig.from_dict(found.to_dict()) == found
+        plain = TrainConfig(recipe=own, seed=3, scaled=False)
+        assert settled(plain, model, steps) == plain
+
+
+BAD = "schedule=foo schedule=none rho=0 rho=-1 decay=foo a=nan eps_gate=-1".split()
+
+
+@pytest.mark.parametrize("item", BAD)
+def test_numbers_that_no_optimizer_takes_are_named_before_a_run_is_made(corpus, tmp_path, item):
+    with pytest.raises(ValueError, match=f"^--recipe {item}: "):
+        new_run(corpus, tmp_path / "run", recipe=["s_z_lr=0.3", item, "C=0.2"])
 
 
 def test_losses_by_document_and_by_position_are_parts_of_the_held_out_loss(corpus):

@@ -21,6 +21,8 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import torch
+
 from .. import recipe
 from ..config import ModelConfig
 from ..optim.pmen import PMEN
@@ -29,12 +31,15 @@ from ..presets import LADDER, preset
 __all__ = [
     "TrainConfig",
     "add_flags",
+    "check_length",
+    "check_recipe",
     "field_help",
     "given",
     "model_config",
     "read_file",
     "recipe_numbers",
     "run_defaults",
+    "settled",
     "total_steps",
 ]
 
@@ -69,7 +74,7 @@ class TrainConfig:
     rho=0.1. A dot reaches into ``PMEN`` and ``SMGC``: smgc.R=2."""
     scaled: bool = True
     """Give a short run or a narrow model the numbers that suit it (``recipe.scaled``); others have the paper's. --recipe comes
-    on top."""
+    on top. config.json has them as items of recipe, with scaled false: a run keeps the numbers that it starts with."""
 
     eval_every: int = 50
     """Evaluate every so many steps, and at the end; 0: only at the end."""
@@ -248,11 +253,10 @@ def read_file(path: str) -> dict[str, object]:
         raise ValueError(f"{path} cannot be read as settings: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold names and values, as in: seq_len = 512.")
-    return {_name(key): value for key, value in values.items()}
-
-
-def _name(key: str) -> str:
-    return key.replace("-", "_")
+    names = [key.replace("-", "_") for key in values]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{path} gives {twice[0]} twice, with - and with _: keep one of them.")
+    return dict(zip(names, values.values()))
 
 
 def given(args: argparse.Namespace) -> tuple[dict[str, object], dict[str, object]]:
@@ -260,10 +264,12 @@ def given(args: argparse.Namespace) -> tuple[dict[str, object], dict[str, object
     values = read_file(args.config) if args.config else {}
     values |= {k: v for k, v in vars(args).items() if k in _RUN or k in _MODEL}
     if unknown := sorted(set(values) - _RUN - _MODEL):
-        raise ValueError(f"{args.config}: there is no setting {', '.join(map(repr, unknown))}; see `ngpt train --help`.")
+        hint = next((_NO_SETTING[name] for name in unknown if name in _NO_SETTING), "see `ngpt train --help`")
+        raise ValueError(f"{args.config}: there is no setting {', '.join(map(repr, unknown))}; {hint}.")
     return {k: v for k, v in values.items() if k in _RUN}, {k: v for k, v in values.items() if k in _MODEL}
 
 
+_NO_SETTING = {"baseline": "write normalized = false", "resume": "give it as a flag, --resume"}
 _RUN = {f.name for f in fields(TrainConfig)}
 _MODEL = {f.name for f in _OF_MODEL} | {"preset", "normalized"}
 
@@ -300,6 +306,45 @@ def recipe_numbers(config: TrainConfig, model: ModelConfig, steps: int | None = 
     return numbers
 
 
+def settled(config: TrainConfig, model: ModelConfig, steps: int) -> TrainConfig:
+    """The config of a new run, with its scaled numbers written out in front of what --recipe changes: a run that is resumed
+    repeats them, even if its length has changed since, or the rule of ``recipe.scaled``."""
+    if not config.scaled:
+        return config
+    plain, own = (vars(recipe_numbers(replace(config, scaled=scaled, recipe=()), model, steps)) for scaled in (False, True))
+    said = {item.partition("=")[0] for item in config.recipe}
+    found = (f"{name}={_written(value)}" for name, value in own.items() if value != plain[name] and name not in said)
+    return replace(config, scaled=False, recipe=(*found, *config.recipe))
+
+
+def _written(value: object) -> str:
+    """A value of the recipe as text that ``_number`` reads as the very same value."""
+    return ",".join(map(repr, value)) if isinstance(value, tuple) else str(value)
+
+
+def check_recipe(config: TrainConfig, model: ModelConfig, steps: int) -> None:
+    """Refuse numbers that the optimizer or the schedule would not take, by the first item of --recipe with which they fail."""
+    numbers = recipe_numbers(config, model, steps)
+    groups = [  # of every kind, each around one number that is a unit row
+        {**numbers.group(rule, model, steps), "params": [torch.ones(1, 1)], "unit_dim": 1 if rule.unit else None}
+        for rule in recipe.TABLE.values()
+    ]
+    try:
+        numbers.build(groups, steps)
+    except ValueError as error:
+        if not config.recipe:
+            raise
+        *before, last = config.recipe
+        check_recipe(replace(config, recipe=tuple(before)), model, steps)
+        raise ValueError(f"--recipe {last}: {error}") from None
+
+
+def check_length(config: TrainConfig, model: ModelConfig) -> None:
+    """Refuse sequences that are too long for the model."""
+    if model.max_seq_len is not None and config.seq_len > model.max_seq_len:
+        raise ValueError(f"--seq-len {config.seq_len} is longer than --max-seq-len {model.max_seq_len}: lower it.")
+
+
 def _changed(numbers: object, name: str, text: str) -> object:
     """``numbers`` with the field of that name, or of that part of a field (``smgc.R``), set to what the text says."""
     name, dot, rest = name.partition(".")
@@ -309,6 +354,8 @@ def _changed(numbers: object, name: str, text: str) -> object:
     old = getattr(numbers, name)
     if dot and old is None:
         raise ValueError(f"{name} is none: there is no {rest} to set.")
+    if dot and not is_dataclass(old):
+        raise ValueError(f"{name} has no parts: write {name}=VALUE.")
     if not dot and text.lower() != "none" and is_dataclass(old):
         raise ValueError(f"{name} is set part by part ({name}.{fields(old)[0].name}=...), or to none.")
     return replace(numbers, **{name: _changed(old, rest, text) if dot else _number(text, hints[name])})

@@ -87,6 +87,8 @@ def histogram_figure(runs: list[LoggedRun]):
         figure.add_scatter(
             x=centres, y=counts, name=f"{run.name}, step {looked[-1]['step']}", fill="tozeroy", line={"color": colors[run.name]}
         )
+    if not figure.data:  # the gate alone says nothing about a run
+        return figure
     x = np.linspace(-14, 0, 200)
     for a, dash in ((0.5, "dash"), (1.0, "dot")):
         y = gate(torch.tensor(10.0**x + 1e-14), a=a).numpy()

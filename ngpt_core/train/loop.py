@@ -41,7 +41,8 @@ def train(run: Run) -> int:
         corpora = _corpora(run, world)
         held_out = [c for c in corpora if c[0].has("val")]
         if config.val_data:
-            held_out = open_blend(config.val_data, run.model.vocab_size, corpora[0][0].manifest["tokenizer"], "--data")
+            tokenizer = corpora[0][0].manifest["tokenizer"]
+            held_out = open_blend(config.val_data, run.model.vocab_size, tokenizer, "--data", "--val-data")
         if config.val_data and not all(corpus.has("val") for corpus, _ in held_out):
             raise ValueError("--val-data needs corpora with a held-out split: pack them with --val-fraction above 0.")
         with room_for("making the model", "Choose a smaller one, or divide it among more ranks (torchrun)."):

@@ -11,7 +11,8 @@ A packed corpus is a folder:
 out when the 64-bit hash of its bytes falls into the lowest ``val_fraction`` of all hashes. Equal documents therefore land on
 the same side, the order of files does not matter, and a corpus that grows keeps its split. A corpus of few documents can miss
 the wanted share by far that way (one book is all or nothing): when the share comes out below half or above twice what was
-asked, the last ``val_fraction`` of *every* document's tokens is held out instead. The manifest says which rule held.
+asked, or less than half of what was to be trained on is left, the last ``val_fraction`` of *every* document's tokens is held
+out instead. The manifest says which rule held.
 """
 
 import hashlib
@@ -152,7 +153,8 @@ def pack(
         total = sum(part["tokens"] for part in splits.values())
         if total == 0:
             raise ValueError("the corpus is empty: the sources hold no text.")
-        if not val_fraction / 2 <= splits["val"]["tokens"] / total <= 2 * val_fraction:
+        most = min(2 * val_fraction, (1 + val_fraction) / 2)
+        if not val_fraction / 2 <= splits["val"]["tokens"] / total <= most:
             rule, splits = "tails", _cut_tails(folder, splits, dtype, shard_tokens, val_fraction)
         manifest = {
             "format": FORMAT,

@@ -21,7 +21,7 @@ from ..nn.model import LanguageModel
 from ..nn.moe import Experts
 from ..nn.scale import Scale
 from ..presets import PRESETS, count_parameters, preset
-from .config import TrainConfig, model_config, recipe_numbers, run_defaults, total_steps
+from .config import TrainConfig, check_length, check_recipe, model_config, recipe_numbers, run_defaults, total_steps
 
 __all__ = ["GPUS", "Memory", "flops_per_token", "memory", "plan", "plan_for", "state_bytes"]
 
@@ -260,6 +260,7 @@ def _check(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: fl
         raise ValueError(
             f"the global batch of {config.batch_size} sequences does not divide into {gpus} GPUs: set --batch-size."
         )
+    check_length(config, model)
     share = config.batch_size // gpus
     if config.micro_batch and share % config.micro_batch:
         raise ValueError(f"a rank's share of {share} sequences does not divide into --micro-batch {config.micro_batch}.")
@@ -270,6 +271,7 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
     _check(model, config, gpus, gpu, mfu)
     card = GPUS[gpu]
     steps = total_steps(config, model)
+    check_recipe(config, model, steps)
     tokens = steps * config.batch_size * config.seq_len
     there = _on(card, config)
     count, flops, need = count_parameters(model), flops_per_token(model, config.seq_len), memory(model, there, gpus)
@@ -281,7 +283,7 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         f"{model.name or 'model'} ({'nGPT' if model.normalized else 'GPT'}): {_big(count.total, 3)} parameters, "
         f"{_big(count.active, 3)} active per token (without the input embedding)",
         f"{steps:,} steps x {config.batch_size} sequences x {config.seq_len} tokens = {_big(tokens, 1)} tokens",
-        f"{flops / 1e9:,.2f} GFLOPs per token (forward and backward), {tokens * flops:.2e} in all",
+        f"{_flops(flops)} per token (forward and backward), {tokens * flops:.2e} in all",
         f"about {_time(seconds)} on {gpus} x {gpu} in {there.precision} ({peak / 1e12:,.4g} TFLOP/s each)",
         f"  at an assumed MFU of {mfu:.0%}: {gpus * peak * mfu / flops:,.0f} tokens/s (measure yours: metrics.jsonl has it)",
         "",
@@ -304,7 +306,13 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
     return "\n".join(lines), fits
 
 
+def _flops(n: float) -> str:
+    return f"{n / 1e9:,.2f} GFLOPs" if n >= 1e8 else f"{n / 1e6:,.2f} MFLOPs"
+
+
 def _big(n: float, digits: int) -> str:
+    if n < 1e6:
+        return f"{n:,.0f}"
     return f"{n / 1e9:,.{digits}f}B" if n >= 1e8 else f"{n / 1e6:,.{digits}f}M"
 
 
@@ -312,7 +320,7 @@ def _time(seconds: float) -> str:
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:,.0f} seconds"
+    return f"{seconds:,.0f} seconds" if seconds >= 1 else "a second or less"
 
 
 def _rates(model: ModelConfig, config: TrainConfig, steps: int) -> list[str]:
@@ -344,7 +352,8 @@ def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, ste
             if f.name not in said and value != getattr(default, f.name):
                 flags.append(_as_flag(f.name, value))
     data = "DIR" if config.data == TrainConfig().data else " ".join(map(quote, config.data))
-    train = [f"-m ngpt_core train --preset {model.name or 'pico'}", *filter(None, flags), f"--data {data} --out RUN --resume"]
+    where = f"--data {data} --out {quote(config.out or 'RUN')} --resume"
+    train = [f"-m ngpt_core train --preset {model.name or 'pico'}", *filter(None, flags), where]
     if nodes == 1:
         return _shell(["torchrun --standalone", f"--nproc-per-node {local}", *train])
     meeting = ["--rdzv-backend c10d", "--rdzv-id $SLURM_JOB_ID", "--rdzv-endpoint $head:29500"]

@@ -6,7 +6,7 @@ paper's own figures drawn from these runs (``figures.py``). Here are the numbers
 """
 
 import html
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -143,9 +143,11 @@ def _summary(runs: list[LoggedRun]) -> str:
     return "<table>" + "".join(rows) + "</table>"
 
 
-def _text(run: LoggedRun) -> tuple:
-    """What a run's loss is a loss of: its tokenizer and its corpora."""
-    return content(run.config["tokenizer"]), *((c.get("checksum"), c.get("weight")) for c in run.config.get("corpora") or ())
+def _text(run: LoggedRun, by: str) -> tuple:
+    """What a run's loss is a loss of: its tokenizer and its corpora; the held-out loss, also of which windows of them."""
+    corpora = ((c.get("checksum"), c.get("weight")) for c in run.config.get("corpora") or ())
+    names = ("val_data", "eval_windows", "seq_len") if by == "val_loss" else ()
+    return content(run.config["tokenizer"]), *corpora, *(str(run.config["train"].get(name)) for name in names)
 
 
 def sentence(row: dict) -> str:
@@ -159,14 +161,14 @@ def sentence(row: dict) -> str:
     )
 
 
-def _samples(folders: list[str]) -> str:
+def _samples(runs: list[LoggedRun], folders: list[str]) -> str:
     parts = []
-    for folder in folders:
+    for run, folder in zip(runs, folders):
         path = Path(folder) / "samples.jsonl"
         samples = [line for line in read_lines(path) if isinstance(line.get("text"), str)] if path.is_file() else []
         if samples:
             last = samples[-1]
-            title = f"{Path(folder).resolve().name}, step {last['step']}"
+            title = f"{run.name}, step {last['step']}"
             parts.append(f"<h3>{html.escape(title)}</h3><pre>{html.escape(last['text'])}</pre>")
     return "<h2>Samples</h2>" + "\n".join(parts) if parts else ""
 
@@ -182,22 +184,28 @@ def write_report(folders: list[str], out: str) -> str:
         raise ValueError("ngpt report draws with plotly: pip install \"ngpt-core[notebook]\".") from None
     if len({Path(folder).resolve() for folder in folders}) < len(folders):
         raise ValueError(f"a run is given twice: {' '.join(folders)}. Name each once.")
+    path = Path(out)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a page in it, --out {path / 'report.html'}.")
+    if file := next((parent for parent in path.parents if parent.is_file()), None):
+        raise ValueError(f"{file} is a file: choose another folder for --out {path}.")
     runs = [read_run(folder) for folder in folders]
     if len({run.name for run in runs}) < len(runs):
         for run, folder in zip(runs, folders):
             run.name = folder.rstrip("/")
     parts = [f"<h1>{html.escape(' and '.join(run.name for run in runs))}</h1>", _summary(runs)]
     pairs = comparison(runs)
-    if pairs and len({_text(run) for run in runs}) > 1:
+    if pairs and len({_text(run, pairs[0]["by"]) for run in runs}) > 1:
         parts.append("<p>These runs read other text, or with another tokenizer: their losses are not compared.</p>")
     elif pairs:
         parts.append("<ul>" + "".join(f"<li>{html.escape(sentence(row))}</li>" for row in pairs) + "</ul>")
         parts.append("<p>Read off in the middle of a schedule: a run planned to end there would have a lower loss.</p>")
         if any(run.records[-1]["step"] < run.config["steps"] for run in runs):
             parts.append("<p>Not all of them have come to their end: \"final\" is where they stand.</p>")
+    shown = [replace(run, name=html.escape(run.name, quote=False)) for run in runs]  # plotly reads names as HTML
     for title, draw, text in SECTIONS:
         try:
-            figure = draw(runs)
+            figure = draw(shown)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{title!r} cannot be drawn ({type(error).__name__}: {error}): a line of metrics.jsonl in "
@@ -208,12 +216,11 @@ def write_report(folders: list[str], out: str) -> str:
                 figure, include_plotlyjs=False, full_html=False, config={"responsive": True, "displaylogo": False}
             )
             parts.append(f"<h2>{title}</h2><p>{text}</p><figure>{body}</figure>")
-    parts.append(_samples(folders))
+    parts.append(_samples(runs, folders))
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ngpt report</title><style>{_STYLE}</style>'
         f"<script>{get_plotlyjs()}</script></head><body>{''.join(parts)}</body></html>"
     )
-    path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
     return f"report: {path.resolve()}"

@@ -10,6 +10,7 @@ A folder is never overwritten: starting where a run already is is refused, and s
 has not trained a step, because memory ran out or it was killed before, may be started again as if it were not there.
 """
 
+import math
 import os
 import platform
 import shutil
@@ -21,10 +22,11 @@ from pathlib import Path
 import torch
 
 from .. import __version__
+from ..checks import within
 from ..config import ModelConfig
 from ..nn.io import CONFIG, WEIGHTS
 from .checkpoint import newest, read_state
-from .config import TrainConfig, model_config, run_defaults, total_steps
+from .config import TrainConfig, check_length, check_recipe, model_config, run_defaults, settled, total_steps
 from .corpus import Corpus, check_tokenizer, open_corpus
 from .files import read_json, write_json
 from .lock import LOCK, Lock, take
@@ -50,6 +52,7 @@ class Run:
     checkpoint: Path | None = None  # to resume from
     finished: bool = False
     packed_with: dict | None = None  # the tokenizer of a run that is there
+    scaled: bool = False  # was it started with --scaled? Its config has the numbers that came of it
 
     def claim(self) -> Lock:
         """Lock the folder. What was read of it before must still be so."""
@@ -72,6 +75,7 @@ class Run:
             {
                 "format": FORMAT,
                 "steps": self.steps,
+                "scaled": self.scaled,
                 "model": self.model.to_dict(),
                 "train": self.config.to_dict(),
                 "corpora": [
@@ -124,7 +128,7 @@ def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object]
     """The run that the user's settings ask for: a new one, or the one that is there. Nothing is written yet."""
     if not settings.get("out"):
         raise ValueError("say where the run goes: --out RUN.")
-    folder = Path(str(settings["out"]))
+    folder = Path(os.path.expanduser(str(settings["out"])))  # a file has no shell to do it
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: choose an empty or a new folder for --out.")
     there = (folder / "config.json").is_file()
@@ -133,9 +137,10 @@ def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object]
     if not there or not (resume or _begun(folder)):
         model = model_config(model_settings)
         config = _rooted(TrainConfig.from_dict({**run_defaults(model), **settings}))
-        if model.max_seq_len is not None and config.seq_len > model.max_seq_len:
-            raise ValueError(f"--seq-len {config.seq_len} is longer than --max-seq-len {model.max_seq_len}: lower it.")
-        return Run(folder, config, model, total_steps(config, model))
+        steps = total_steps(config, model)
+        check_length(config, model)
+        check_recipe(config, model, steps)
+        return Run(folder, settled(config, model, steps), model, steps, scaled=config.scaled)
     if not resume:
         raise ValueError(f"{folder} holds a run already: continue it with --resume, or choose another --out.")
     return _resumed(folder, settings, model_settings)
@@ -151,6 +156,7 @@ def _begun(folder: Path) -> bool:
 
 def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mapping[str, object]) -> Run:
     record, was, model = Run.read(folder), Run.settings(folder), Run.architecture(folder)
+    scaled, was = record.get("scaled", was.scaled), settled(was, model, record["steps"])
     rates = {k: _plain(v) for k, v in model_settings.items() if k in _NUMBERS}
     shape = {k: _plain(v) for k, v in model_settings.items() if k not in (*_NUMBERS, "preset", "normalized")}
     anew = "" if _begun(folder) else " It has not trained a step yet: to start it anew, leave out --resume."
@@ -164,15 +170,26 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
             f"{folder} is a run of another architecture ({', '.join(changed)} differ{'s' if len(changed) == 1 else ''}): "
             f"a checkpoint continues only as the model that it is. Leave those flags out, or choose another --out.{anew}"
         )
+    if own := [item for item in was.recipe if item.startswith("C=") and rates.get("C", model.C) != model.C]:
+        rule = f"{folder} has {own[0]} in its recipe, which comes on top: use --recipe C=NUMBER."
+        raise ValueError(f"--C {rates['C']}: {rule}{anew}")
     model = replace(model, **rates)
+    if settings.get("scaled", scaled) != scaled:
+        raise ValueError(
+            f"{folder} was started with {'--scaled' if scaled else '--no-scaled'}: a resumed run keeps its numbers; leave the "
+            f"flag out, and change single ones with --recipe.{anew}"
+        )
     for name in _FIXED:
         if name in settings and settings[name] != getattr(was, name):
             raise ValueError(f"--{name.replace('_', '-')} was {getattr(was, name)} in {folder}: a resumed run keeps it.{anew}")
     if "recipe" in settings:  # one number more, or another one: what the run has besides stays
         numbers = {item.partition("=")[0]: item for item in (*was.recipe, *settings["recipe"])}
         settings = {**settings, "recipe": tuple(numbers.values())}
-    config = _rooted(was.with_values({**settings, "re_anchor": settings.get("re_anchor", False)}))
-    steps = record["steps"] if "steps" not in settings and "tokens" not in model_settings else total_steps(config, model)
+    if "tokens" in model_settings:  # asked for now: not the number of steps of before
+        settings = {"steps": None, **settings}
+    config = _rooted(was.with_values({**settings, "scaled": False, "re_anchor": settings.get("re_anchor", False)}))
+    steps = total_steps(config, model) if "steps" in settings else record["steps"]
+    check_recipe(config, model, steps)
     checkpoint = newest(folder)
     if steps != record["steps"] and not config.re_anchor:
         raise ValueError(
@@ -193,7 +210,7 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
         names += [name for name in _FIXED if state["config"].get(name) != getattr(config, name)]
         if names:
             raise ValueError(f"{folder / 'config.json'} is not that of {checkpoint} (other {', '.join(names)}): restore it.")
-    return Run(folder, config, model, steps, checkpoint, finished, record["tokenizer"])
+    return Run(folder, config, model, steps, checkpoint, finished, record["tokenizer"], scaled)
 
 
 def _plain(value: object) -> object:
@@ -211,24 +228,29 @@ def _rooted(config: TrainConfig) -> TrainConfig:
 
     def rooted(item: str) -> str:
         path, _ = _path_and_weight(item)
-        return item if path == "stdlib" else os.path.abspath(path) + item.removeprefix(path)
+        return item if path == "stdlib" else os.path.abspath(os.path.expanduser(path)) + item.removeprefix(path)
 
     return replace(config, data=tuple(map(rooted, config.data)), val_data=tuple(map(rooted, config.val_data)))
 
 
 def open_blend(
-    where: tuple[str, ...], vocab_size: int, packed_with: dict | None = None, whose: object = "the run"
+    where: tuple[str, ...],
+    vocab_size: int,
+    packed_with: dict | None = None,
+    whose: object = "the run",
+    flag: str = "--data",
 ) -> list[tuple[Corpus, float]]:
-    """The corpora of ``--data``, with their weights, for a model of that vocabulary, and tokenizer where it is known."""
+    """The corpora of a flag, with their weights, for a model of that vocabulary, and tokenizer where it is known."""
     corpora = []
     for item in where:
-        path, weight = _path_and_weight(item)
+        path, text = _path_and_weight(item)
         try:
-            corpora.append((open_corpus(path), float(weight)))
-        except ValueError as error:
-            if "could not convert" not in str(error):
-                raise
-            raise ValueError(f"--data {item}: the weight after '=' must be a number.") from None
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not within(weight, 0, open=True):
+            raise ValueError(f"{flag} {item}: the weight after '=' must be a positive number.")
+        corpora.append((open_corpus(path), weight))
     for corpus, _ in corpora:
         if corpus.vocab_size > vocab_size:
             raise ValueError(

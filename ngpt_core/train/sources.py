@@ -76,6 +76,8 @@ def expand(sources: Iterable[str]) -> list[str]:
     """Globs to sorted paths; the names of PUBLIC to URLs; everything else as it is."""
     paths = []
     for source in sources:
+        if source.startswith("hf:") and source[3:4] in ("", ":"):
+            raise ValueError(f"{source!r} names no dataset: write hf:NAME or hf:NAME:SPLIT.")
         if source in PUBLIC or source.startswith(("http://", "https://", "hf:")):
             paths.append(source)
         elif glob.has_magic(source) and not Path(source).exists():
@@ -83,7 +85,7 @@ def expand(sources: Iterable[str]) -> list[str]:
             if not matches:
                 raise ValueError(f"no file matches {source!r}.")
             paths.extend(matches)
-        elif Path(source).is_dir():
+        elif source and Path(source).is_dir():  # "" is a path too: the working directory's
             raise ValueError(f"{source!r} is a folder: say which of its files to pack, for example '{source}/**/*.txt'.")
         elif not Path(source).is_file():
             raise ValueError(f"there is no file {source!r} (a public corpus by name: {', '.join(PUBLIC)}).")
@@ -140,13 +142,19 @@ def _text(path: Path, separator: str | None) -> Iterator[bytes]:
             raise ValueError(f"{path} is no text but {kind}: its bytes would be packed as they are.")
         file.seek(0)
         if separator is None:
-            yield file.read()
+            yield _without_zero(file.read(), path)
             return
         mark, rest = separator.encode(), b""
-        while block := file.read(1 << 24):
+        while block := _without_zero(file.read(1 << 24), path):
             *whole, rest = (rest + block).split(mark)
             yield from (document.strip() for document in whole)
         yield rest.strip()
+
+
+def _without_zero(block: bytes, path: Path) -> bytes:
+    if b"\0" in block:  # the byte tokenizer's end of a document
+        raise ValueError(f"{path} is no text: it has a zero byte; convert it to UTF-8 if it is UTF-16, or leave it out.")
+    return block
 
 
 def _json_lines(path: Path, field: str) -> Iterator[bytes]:

@@ -151,7 +151,8 @@ class Trainer:
                 where = what + named[flags.index(1.0)][0]
         return (
             f"step {self.t + 1}: the loss is {loss} and {where} is not finite; training stops before the update and nothing "
-            "was changed. Resume from the last checkpoint with a lower learning rate (--C, --gpt-lr), or look at this batch."
+            "was changed. Resume from the last checkpoint with a lower learning rate (--recipe C=NUMBER, for GPT lr=NUMBER), "
+            "or look at this batch."
         )
 
     def _scale_gradients(self, factor: float) -> None:
