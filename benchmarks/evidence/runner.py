@@ -44,7 +44,7 @@ MODELS = {  # name: (the model's fields, sequences of 128 bytes in a batch); the
     "hybrid-0.2M": (_hybrid(64, "MEMEM*E", 48, 4), 2),
     "hybrid-0.5M": (_hybrid(104, "MEMEM*E", 80, 6), 4),
     "hybrid-1M": (_hybrid(136, "MEMEM*EME", 96, 8), 8),
-    "hybrid-3M": (_hybrid(256, "MEMEM*E", 176, 16), 8),  # for the rule alone: the width is new to it
+    "hybrid-3M": (_hybrid(256, "MEMEM*E", 176, 16), 8),  # for the rule alone, and wider than the others
 }
 LENGTH = 128
 COMPILED = ("dense-1M", "hybrid-1M", "hybrid-3M")  # 1.3 times the tokens a second on the 1M hybrid; smaller ones: without

@@ -19,7 +19,8 @@
                 keep the peak rates of their first budget, and nGPT has one shorter schedule
     published   the largest hybrid's nGPT at half of the length with the published numbers, and with those of the first form of
                 recipe.scaled, which moved beta1 alone; and at a quarter of it what each tuned number is worth (seed 1)
-    longest     the largest hybrid at the whole length, with the best peak rates of both sides at half of that (seed 0)
+    longest     the largest hybrid at the whole length, with the peak rates of its first budget; then, to see what others would
+                have changed, the peak rates of both sides at half of the length (seed 0)
     denses      the dense models at a quarter of the length with what "moments" found on the hybrid, and peak rates of their own
     around      what the rule of recipe.scaled is drawn from, beside "length": one tuned number changed in longer runs, and in a
                 wider model
@@ -185,8 +186,9 @@ def second(lab: Lab, model: str) -> list[Job]:
 
 
 def longest(lab: Lab) -> None:
-    model, whole = "hybrid-1M", STEPS["hybrid-1M"]
-    lab.map(fight(model, whole, checked(lab, model, whole // 2, largest_best(lab))))
+    model, whole, best = "hybrid-1M", STEPS["hybrid-1M"], largest_best(lab)
+    lab.map(fight(model, whole, best))
+    checked(lab, model, whole // 2, best)
 
 
 def published_jobs() -> dict[str, list[Job]]:

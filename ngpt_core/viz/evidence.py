@@ -315,6 +315,7 @@ def peaks_figure() -> go.Figure:
         )  # fmt: skip
     for kind, color in (("hybrid", NGPT), ("dense", COLORS["gold"])):
         mine = [p for p in DATA["peaks"] if p["side"] == "ngpt" and p["model"].startswith(kind)]
+        mine.sort(key=lambda p: p["best"] is None)  # a circle first: the legend shows the first
         betas = [p["others"]["betas"] for p in mine]
         words = [f"{p['model']} (d = {WIDTHS[p['model']]}), β {b}, seed {p['seed']}" for p, b in zip(mine, betas)]
         figure.add_scatter(
@@ -322,7 +323,8 @@ def peaks_figure() -> go.Figure:
             marker={"size": 10, "color": color, "symbol": ["circle" if p["best"] else "triangle-up" for p in mine]},
             text=words, hovertemplate="%{text}: %{y:.3f}<extra></extra>",
         )  # fmt: skip
-    for axis, title, ticks in (("x", "steps", "250 500 1000 2000 4000 16000"), ("y", "best C", "0.06 0.08 0.12 0.16 0.24")):
+    axes = ("x", "steps", "250 500 1000 2000 4000 8000 16000"), ("y", "best C", "0.06 0.08 0.12 0.16 0.24")
+    for axis, title, ticks in axes:
         marks = {"tickvals": [*map(float, ticks.split())], "ticktext": ticks.split()}
         figure.update_layout({f"{axis}axis": {"title": title, "type": "log", **marks}})
     return figure
