@@ -33,8 +33,8 @@ def scaled(
     base: Settings | Baseline | None = None,
     **overrides: object,
 ) -> Settings | Baseline:
-    """The numbers for a run of ``total_steps`` of a model of this width: those of the paper, or
-    ones for a small run. Use it as ``recipe.build(model, steps, recipe.scaled(model, steps))``.
+    """The numbers for a run of this length of a model of this width: the paper's, or ones for
+    a small run. Use: ``recipe.build(model, steps, recipe.scaled(model, steps))``.
 
     With w = min(1, d_model / 768):
 
