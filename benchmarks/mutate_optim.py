@@ -37,12 +37,20 @@ TESTS = {name: [f"test_{name}.py", *PLAIN] for name in ("smgc", "pmen", "sphere"
     "algorithm": PLAIN,
     "sharding": RANKS,
     "schedule": ["test_schedule.py"],
-    "paths": ["test_optim_memory.py::test_pieces_fill_the_tensor_once_and_never_cut_a_vector",
-              "test_optim_memory.py::test_pieces_are_as_large_as_they_may_be", *PLAIN, "test_optim_memory.py", *RANKS],
+    "paths": [
+        "test_optim_memory.py::test_pieces_fill_the_tensor_once_and_never_cut_a_vector",
+        "test_optim_memory.py::test_pieces_are_as_large_as_they_may_be",
+        *PLAIN,
+        "test_optim_memory.py",
+        *RANKS,
+    ],
     "fused": ["test_fused.py", *PLAIN],
     "fused_cpu": ["test_fused.py"],
-    "fused_cpu.cpp": ["test_fused.py", "test_gated_adamw.py::test_a_short_memory_forgets_a_large_gradient_on_every_path",
-                      "test_gated_adamw.py::test_a_candidate_beyond_the_range_leaves_its_row_where_it_is"],
+    "fused_cpu.cpp": [
+        "test_fused.py",
+        "test_gated_adamw.py::test_a_short_memory_forgets_a_large_gradient_on_every_path",
+        "test_gated_adamw.py::test_a_candidate_beyond_the_range_leaves_its_row_where_it_is",
+    ],
 }
 
 FLIPPED = {

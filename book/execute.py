@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["NGPT_BOOK"] = "1"  # read by ngpt_core.viz: static HTML only
+os.environ["NGPT_BOOK"] = "1"  # read by ngpt_book: static HTML only
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two notebooks at once must not fight for the cores
 
 import nbformat
@@ -41,8 +41,8 @@ def picture() -> None:
 
     A picture that did not change is left alone.
     """
-    from ngpt_core.viz import hypersphere
-    from ngpt_core.viz.svg import to_svg
+    from ngpt_book.explorer.svg import to_svg
+    from ngpt_book.figures import hypersphere
 
     arrays = {key: np.asarray(value) for key, value in hypersphere.forward_pass(0.2, 0.2, 5).items()}
     still = to_svg(hypersphere.forward_pass_figure(arrays), alt="A hidden state walks on the sphere towards a word.")

@@ -37,7 +37,6 @@ _WHERE = {  # public name -> the file that defines it (the same name there, or t
     "load": "nn.io",
     # both together, and around them
     "recipe": "recipe",
-    "viz": "viz",
     "hf": "hf",
 }
 

@@ -153,7 +153,7 @@ def _add_eval(command) -> None:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from .train.use import evaluate_run, evaluation_text
+    from .tools.evaluate import evaluate_run, evaluation_text
 
     result = evaluate_run(args.run, args.data, args.windows, args.seq_len, args.batch_size, args.device)
     print(evaluation_text(result, args.json))
@@ -173,7 +173,7 @@ def _add_generate(command) -> None:
 
 
 def _generate(args: argparse.Namespace) -> int:
-    from .train.use import generate
+    from .tools.generate import generate
 
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
     for piece in generate(args.run, args.prompt, args.max_new_tokens, args.seed, args.device, **sampling):
@@ -214,8 +214,8 @@ def _add_data(commands) -> None:
 
 
 def _pack(args: argparse.Namespace) -> int:
-    from .train.pack import pack_files
-    from .train.tokenizer import load_tokenizer
+    from .data.packing import pack_files
+    from .data.tokenizers import load_tokenizer
 
     tokenizer, separator = load_tokenizer(args.tokenizer, args.end_of_text), args.separator
     if separator is not None:  # a shell hands over two characters
@@ -226,7 +226,7 @@ def _pack(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from .train.corpus import open_corpus
+    from .data.corpus import open_corpus
 
     corpus = open_corpus(args.dir)
     corpus.verify()
@@ -245,13 +245,14 @@ def _describe(manifest: dict, folder: object) -> None:
 
 # ---- plan, report, demo, selftest ------------------------------------------------------------------------------------
 def _add_plan(command, chosen: str) -> None:
+    from .gpus import GPUS
+
     sub = command("plan", _plan, "what a run needs on given GPUs: memory, time, learning rates, the command that starts it")
     sub.add_argument("--gpus", type=int, default=8, help="how many (default: 8)")
     sub.add_argument(
         "--gpu",
         default="h100-80gb",
-        help="which: b200-180gb, h200-141gb, h100-80gb, a100-80gb, a100-40gb, l40s-48gb, rtx4090-24gb or t4-16gb "
-        "(default: h100-80gb)",
+        help=f"which: {', '.join(GPUS)} (default: h100-80gb)",
     )
     sub.add_argument(
         "--mfu", type=float, default=0.35, help="the share of the peak that the run is assumed to reach (default: 0.35)"
@@ -261,8 +262,8 @@ def _add_plan(command, chosen: str) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from .tools.plan import plan_for
     from .train.config import given
-    from .train.plan import plan_for
 
     text, fits = plan_for(*given(args), args.gpus, args.gpu, args.mfu)
     print(text)
@@ -270,19 +271,19 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from .train.report import write_report
+    from .tools.report import write_report
 
     print(write_report(args.runs, args.out))
     return 0
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from .train.demo import demo
+    from .tools.demo import demo
 
     return demo(args.out, args.minutes, args.preset)
 
 
 def _selftest(args: argparse.Namespace) -> int:
-    from .selftest import main as selftest
+    from .tools.selftest import main as selftest
 
     return selftest(args.device)

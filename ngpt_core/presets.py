@@ -123,7 +123,7 @@ def count_parameters(config: ModelConfig) -> Parameters:
     s_u = c.expert_ff * nGPT
     expert = 2 * c.expert_ff * d + (s_u if c.s_u_per_expert else 0)
     fixed = c.n_experts * d + 2 * c.shared_ff * d + c.shared_ff * nGPT + (0 if c.s_u_per_expert else s_u)
-    fixed += ((d if c.vector_s_moe else 1) if nGPT else 0)
+    fixed += (d if c.vector_s_moe else 1) if nGPT else 0
     E = c.pattern.count("E")
     total = 2 * c.vocab_size * d + (c.vocab_size if nGPT else d)  # embeddings; s_z, or the last norm
     for letter, size in {"M": mamba, "*": attention, "-": mlp, "E": fixed + c.n_experts * expert}.items():

@@ -125,8 +125,7 @@ def _each(x: float | Tensor, what: str, like: Tensor, dim: int) -> float | Tenso
         return x.unsqueeze(dim)
     if x.ndim < -axis or x.shape[axis] != 1:
         raise ValueError(
-            f"{what} is one number, or a tensor with one for each vector: {shape}, or "
-            f"{list(like.shape)}; got {list(x.shape)}."
+            f"{what} is one number, or a tensor with one for each vector: {shape}, or {list(like.shape)}; got {list(x.shape)}."
         )
     return x
 

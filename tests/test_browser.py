@@ -24,8 +24,10 @@ import yaml
 from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 
-from ngpt_core.viz import Explorer, Slider, page, sphinx_ext
-from ngpt_core.viz.svg.space import Space
+from ngpt_book import Explorer, Slider
+from ngpt_book.explorer import page
+from ngpt_book.explorer.svg.space import Space
+from ngpt_book.sphinx import extension
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[1]
@@ -377,7 +379,7 @@ def bench(browser, tmp_path_factory) -> Explorer:
     params = {"turns": Slider((1, 3, 3), label="n"), "height": Slider((0.5, 2, 4), default=0.5), "kind": ["smooth", "square"]}
     explorers = [Explorer(spiral, params, spiral_figure) for _ in range(2)]
     folder = tmp_path_factory.mktemp("bench")
-    shutil.copy(sphinx_ext.PLOTLY, folder)
+    shutil.copy(extension.PLOTLY, folder)
     body = "".join(e.to_html() for e in explorers)
     body += page.Picture(go.Figure(go.Scatter(y=np.arange(40.0) ** 2)), "a parabola").to_html()
     body = re.sub(r"https://cdn\.plot\.ly/plotly-[\d.]+\.min\.js", "plotly.min.js", body)

@@ -18,11 +18,12 @@ from torch import nn
 
 import ngpt_core as ng
 from ngpt_core.cli import main
+from ngpt_core.gpus import GIB
+from ngpt_core.tools.plan import plan_for
 from ngpt_core.train.metrics import read_metrics
-from ngpt_core.train.plan import GIB, plan_for
 
 pytest.importorskip("plotly", reason='the figures need plotly: pip install "ngpt-core[notebook]"')
-from ngpt_core.viz import planning, swap, training
+from ngpt_book.figures import planning, swap, training
 
 BOOK = Path(__file__).parent.parent / "book"
 

@@ -6,14 +6,16 @@ import os
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 
 import pytest
 from test_trainer import TINY, corpus  # noqa: F401  (corpus is a fixture)
 
+from ngpt_book.data import stored
 from ngpt_core.cli import main
-from ngpt_core.train.demo import half_verdict, paired, seed_spread, verdict
+from ngpt_core.tools.demo import SEED_SPREAD, half_verdict, paired, verdict
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.trainer import Trainer
 
@@ -67,7 +69,7 @@ def test_pack_train_eval_generate_report(tmp_path, capsys, monkeypatch):
 
 def test_generation_streams_piece_by_piece(run):
     """The text arrives while it is written: the first piece is there before the last is drawn."""
-    from ngpt_core.train.use import generate
+    from ngpt_core.tools.generate import generate
 
     pieces = generate(str(run), "the cat", 20, 0, "cpu", temperature=1.0)
     assert next(pieces) == "the cat"
@@ -123,13 +125,13 @@ def test_a_run_that_goes_on_is_no_longer_the_model_that_it_exported(corpus, tmp_
 
 
 def test_a_prompt_that_a_tokenizer_drops_and_a_terminal_without_unicode(run, tmp_path, monkeypatch, capsys):
-    from ngpt_core.train import use
+    from ngpt_core.tools import trained
 
-    class Dropping(use.ByteTokenizer):
+    class Dropping(trained.ByteTokenizer):
         def encode(self, documents):
             return [super(Dropping, self).encode([document.strip()])[0] for document in documents]
 
-    monkeypatch.setattr(use.Run, "tokenizer", lambda folder: Dropping())
+    monkeypatch.setattr(trained.Run, "tokenizer", lambda folder: Dropping())
     assert "has no tokens" in sentence(capsys, ["generate", str(run), "--prompt= "])
     monkeypatch.undo()
     command = [sys.executable, "-m", "ngpt_core", "generate", str(run), "--prompt=é", "--max-new-tokens=2"]
@@ -346,7 +348,7 @@ def test_a_reader_that_leaves_early_is_no_error(run):
 DEMO = """
 import subprocess, sys, time, types
 from ngpt_core.cli import main
-from ngpt_core.train import demo
+from ngpt_core.tools import demo
 demo.embedded = lambda: types.SimpleNamespace(manifest={"tokens": 0}, checksum="")
 children = []
 def start(*args):
@@ -361,8 +363,8 @@ sys.exit(main(["demo", "--out", sys.argv[1]]))
 PACK = """
 import sys, time
 from ngpt_core.cli import main
-from ngpt_core.train import pack
-pack.documents = lambda *args: (time.sleep(1000 * i) or print("waiting", flush=True) or b"text" for i in range(2))
+from ngpt_core.data import packing
+packing.documents = lambda *args: (time.sleep(1000 * i) or print("waiting", flush=True) or b"text" for i in range(2))
 sys.exit(main(["data", "pack", sys.argv[1] + "/book.txt", "--out", sys.argv[1] + "/packed"]))
 """
 
@@ -399,7 +401,7 @@ def test_a_demo_whose_training_fails_ends_the_other_and_says_why(tmp_path, capsy
         started.append(subprocess.Popen(["sh", "-c", command]))
         return started[-1]
 
-    monkeypatch.setattr("ngpt_core.train.demo._start", start)
+    monkeypatch.setattr("ngpt_core.tools.demo._start", start)
     argv = ["demo", f"--out={tmp_path / 'demo'}"]
     assert main(argv) == 1
     assert capsys.readouterr().err == "ngpt: training gpt failed: step 1: no luck.\n"
@@ -428,7 +430,13 @@ def test_the_demo_says_how_sure_it_is():
     assert "nGPT is ahead by 0.1500" in verdict(difference, half)
     assert "GPT is ahead by 0.1500" in verdict(-difference, half) and "nGPT" not in verdict(-difference, half)
     assert "no clear difference" in verdict(0.01, 0.02)
-    assert 0 < seed_spread("pico") < seed_spread("pico-dense") < 0.5  # chapter 9: dense seeds differ more
+
+
+def test_the_demos_spread_over_seeds_is_that_of_the_evidence():
+    for kind, spread in SEED_SPREAD.items():
+        pairs = [(f["gpt"], f["ngpt"]) for f in stored("evidence")["fights"] if f["model"].startswith(kind) and f["ngpt"]]
+        variances = [statistics.variance(n - g for g, n in zip(gpt, ngpt)) for gpt, ngpt in pairs]
+        assert spread == pytest.approx(2 * math.sqrt(statistics.mean(variances)), abs=5e-4)
 
 
 def test_the_demos_interval_covers_the_truth_where_files_differ():

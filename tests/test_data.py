@@ -19,12 +19,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ngpt_core.train.corpus import Corpus, embedded
-from ngpt_core.train.data import IGNORE, Loader, permute
-from ngpt_core.train.files import write_text
-from ngpt_core.train.pack import pack, pack_files, token_dtype
-from ngpt_core.train.sources import documents, download, expand, stdlib_files
-from ngpt_core.train.tokenizer import ByteTokenizer, from_description, load_tokenizer, stream_text
+from ngpt_core.data.corpus import Corpus, embedded
+from ngpt_core.data.loader import IGNORE, Loader, permute
+from ngpt_core.data.packing import pack, pack_files, token_dtype
+from ngpt_core.data.sources import documents, download, expand, stdlib_files
+from ngpt_core.data.tokenizers import ByteTokenizer, from_description, load_tokenizer, stream_text
+from ngpt_core.files import write_text
 
 
 def texts(count: int, seed: int = 0) -> list[bytes]:
@@ -508,7 +508,7 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
         embedded()
     from ngpt_core.optim import fused_cpu
 
-    assert fused_cpu.cache_folder().is_dir()  # the kernel's goes to a temporary folder
+    assert fused_cpu.kernel_folder().is_dir()  # the kernel's goes to a temporary folder
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):

@@ -77,7 +77,7 @@ def test_an_ablation_of_the_same_length_does_not_take_the_place_of_the_recipe(ev
     # a round that one side has not finished, or whose shorter schedules are not trained, is no fight
     assert [f["round"] for f in evidence[2].fights([r for r in rows if r["recipe"].get("lr") != 2], tuned)] == [0]
     assert [f["round"] for f in evidence[2].fights([r for r in rows if (r["steps"], r["recipe"]) != (50, own)], tuned)] == [0]
-    assert second["seeds"][0] == pytest.approx(2 ** -0.5)
+    assert second["seeds"][0] == pytest.approx(2**-0.5)
     # schedules of half and 0.7 give a ratio without one of the whole length, and then there is no loss after all of the tokens
     shorter = [{**r, "steps": 70, "tokens": 70 * 256} if r["side"] == "ngpt" and r["steps"] == 100 else r for r in rows]
     part = evidence[2].fights(shorter, tuned)[1]

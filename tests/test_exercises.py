@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ngpt_core as ng
-from ngpt_core.viz.exercises import check
+from ngpt_book.exercises import check
 
 BOOK = Path(__file__).parent.parent / "book"
 
@@ -52,7 +52,7 @@ def stub_cell(chapter: str, name: str, **names) -> dict:
     cells = json.loads((BOOK / f"{chapter}.ipynb").read_text())["cells"]
     code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
     (stub,) = [text for text in code if f"def {name}(" in text and "...  # your code" in text]
-    found = {"ng": ng, "torch": torch, **names}
+    found = {"ng": ng, "torch": torch, "check": check, **names}
     exec(stub, found)
     return found
 
@@ -64,7 +64,7 @@ def test_chapter_5_rejects_the_gate_that_underflows():
 
 
 def test_chapter_2_rejects_an_ordinary_attention():
-    scaling = pytest.importorskip("ngpt_core.viz.scaling")
+    scaling = pytest.importorskip("ngpt_book.figures.scaling")
     cases = stub_cell("02_scaling", "my_attention", scaling=scaling)["cases"]
     truth = scaling.normalized_attention
     ordinary = torch.nn.functional.scaled_dot_product_attention
@@ -105,14 +105,14 @@ def test_chapter_7_rejects_a_clip_with_a_slip(wrong):
     ],
 )
 def test_chapter_7_rejects_noise_with_a_slip(wrong):
-    spikes = pytest.importorskip("ngpt_core.viz.spikes")
+    spikes = pytest.importorskip("ngpt_book.figures.spikes")
     names = {"math": math, "pmen": spikes.pmen, "spikes": spikes}
     assert not check(wrong, spikes.row_noise, *stub_cell("07_spikes_and_silence", "my_noise", **names)["noise_cases"])
 
 
 def test_chapter_8_rejects_a_decay_without_a_gradient(capsys):
     """Masked after exp the values are right, and the gradient is NaN where exp has overflowed."""
-    mamba_moe = pytest.importorskip("ngpt_core.viz.mamba_moe")
+    mamba_moe = pytest.importorskip("ngpt_book.figures.mamba_moe")
     found = stub_cell("08_mamba_moe", "my_decay", mamba_moe=mamba_moe)
 
     def masked_behind(dt, A):
@@ -126,7 +126,7 @@ def test_chapter_8_rejects_a_decay_without_a_gradient(capsys):
 
 
 def test_chapter_11_takes_a_number_of_steps_rounded_or_not():
-    planning = pytest.importorskip("ngpt_core.viz.planning")
+    planning = pytest.importorskip("ngpt_book.figures.planning")
     found = stub_cell("11_train_for_real", "my_save_every", planning=planning)
     truth, cases = planning.save_every, found["save_cases"]
     for answer, right in ((truth, True), (lambda *x: round(truth(*x)), True), (lambda *x: truth(*x) / 2**0.5, False)):

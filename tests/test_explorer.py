@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import ngpt_core as ng
-from ngpt_core.viz import COLORS, Explorer, Slider, binding, live, page, sphinx_ext
-from ngpt_core.viz.grid import LEVELS, pack
+from ngpt_book import COLORS, Explorer, Slider, show
+from ngpt_book.explorer import binding, page, widget
+from ngpt_book.explorer.grid import LEVELS, pack
+from ngpt_book.sphinx import extension
 
 
 def wave(alpha, theta):
@@ -333,7 +335,7 @@ def test_angle_brackets_cannot_end_the_script():
 
 def test_show_wants_words_for_those_who_do_not_see():
     with pytest.raises(ValueError, match="screen readers"):
-        ng.viz.show(go.Figure(), alt=" ")
+        show(go.Figure(), alt=" ")
     html = page.Picture(go.Figure(go.Scatter(y=np.arange(100.0))), "A line that rises").to_html()
     assert 'role="img" aria-label="A line that rises"' in html and 'data-kind="picture"' in html
 
@@ -356,12 +358,12 @@ def test_the_widget_is_live_and_only_where_it_works(explorer, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert view not in explorer._repr_mimebundle_()  # nbclient, nbval, a plain kernel
     monkeypatch.setenv("JPY_SESSION_NAME", "/book/01.ipynb")
-    assert live.has_widgets() and {"text/html", "text/plain", view} == set(explorer._repr_mimebundle_())
+    assert widget.has_widgets() and {"text/html", "text/plain", view} == set(explorer._repr_mimebundle_())
     monkeypatch.setenv("NGPT_BOOK", "1")  # while the book is built
     assert view not in explorer._repr_mimebundle_()
     monkeypatch.delenv("NGPT_BOOK")
     monkeypatch.setenv("JPY_SESSION_NAME", "/book/01.ipynb-jvsc-123")  # VS Code
-    assert not live.has_widgets()
+    assert not widget.has_widgets()
 
 
 # ---- colours ---------------------------------------------------------------------------------------------------------
@@ -408,11 +410,11 @@ def test_colours_can_be_told_apart_by_every_eye(eye):
 
 def test_the_execution_cache_changes_with_the_package(tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("x = 1\n")
-    monkeypatch.setattr(sphinx_ext, "PACKAGE", tmp_path)
-    before = sphinx_ext.package_hash()
-    assert before == sphinx_ext.package_hash()
+    monkeypatch.setattr(extension, "PACKAGES", (tmp_path,))
+    before = extension.package_hash()
+    assert before == extension.package_hash()
     (tmp_path / "a.py").write_text("x = 2\n")
-    assert sphinx_ext.package_hash() != before
+    assert extension.package_hash() != before
 
 
 def test_the_bundle_of_an_output_is_found_whole(explorer):
@@ -424,8 +426,8 @@ def test_the_bundle_of_an_output_is_found_whole(explorer):
 
 
 def test_colab_links_are_made_from_the_repository_address():
-    assert sphinx_ext.colab_url("https://github.com/o/n", "main", "book/1.ipynb").endswith("/github/o/n/blob/main/book/1.ipynb")
-    assert "example.invalid/ngpt-core" in sphinx_ext.colab_url("https://example.invalid/ngpt-core", "main", "book/1.ipynb")
+    assert extension.colab_url("https://github.com/o/n", "main", "book/1.ipynb").endswith("/github/o/n/blob/main/book/1.ipynb")
+    assert "example.invalid/ngpt-core" in extension.colab_url("https://example.invalid/ngpt-core", "main", "book/1.ipynb")
 
 
 def test_punctuation_stays_with_its_formula():
@@ -433,17 +435,17 @@ def test_punctuation_stays_with_its_formula():
     paragraph = nodes.paragraph(
         "", "", nodes.Text("a scale ("), formula, nodes.Text("), and "), nodes.math("", "y"), nodes.Text(" too")
     )
-    sphinx_ext.keep_together(None, paragraph, "page")
+    extension.keep_together(None, paragraph, "page")
     assert [child.astext() for child in paragraph] == ["a scale ", "(x),", " and ", "y", " too"]
     assert paragraph[1]["classes"] == ["together"] and paragraph[1][1] is formula
     x, y = nodes.math("", "x"), nodes.math("", "y")
     same = [nodes.emphasis("", "a"), nodes.Text(", "), x, nodes.Text(", "), y, nodes.Text(".")]
     listed = nodes.paragraph("", "", *same)  # the comma after x is equal to the one before it
-    sphinx_ext.keep_together(None, listed, "page")
+    extension.keep_together(None, listed, "page")
     assert [child.astext() for child in listed] == ["a", ", ", "x,", " ", "y.", ""]
     name, link = nodes.literal("", "", nodes.Text("f")), nodes.reference("", "", nodes.literal("", "", nodes.Text("g")))
     names = nodes.paragraph("", "", nodes.Text("see ("), name, nodes.Text(", "), link, nodes.Text(")."))  # names, linked or not
-    sphinx_ext.keep_together(None, names, "page")
+    extension.keep_together(None, names, "page")
     assert [child.astext() for child in names] == ["see ", "(f,", " ", "g).", ""] and link.parent["classes"] == ["together"]
 
 
@@ -451,7 +453,7 @@ def test_a_printed_sentence_wraps_and_a_table_does_not():
     texts = ("one sentence\n", "a  table\n1  2\n")
     sentence, table = (nodes.literal_block(text, text, classes=["output", "stream"]) for text in texts)
     source = nodes.literal_block("x = 1", "x = 1")
-    sphinx_ext.wrap_sentences(None, nodes.container("", sentence, table, source), "page")
+    extension.wrap_sentences(None, nodes.container("", sentence, table, source), "page")
     assert ["sentence" in block["classes"] for block in (sentence, table, source)] == [True, False, False]
 
 

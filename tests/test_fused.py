@@ -406,7 +406,7 @@ def test_several_may_race_to_build_it(monkeypatch, tmp_path):
 def test_a_cache_that_cannot_be_written_is_replaced_by_a_private_folder(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    folder = fused_cpu.cache_folder()
+    folder = fused_cpu.kernel_folder()
     assert folder.is_dir() and folder.stat().st_mode & 0o077 == 0
     folder.rmdir()
 
@@ -414,7 +414,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_private_folder(monkeypa
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the other instruction set is x86-64's oldest")
 def test_the_oldest_processor_computes_the_same(monkeypatch, tmp_path):
     monkeypatch.setattr(fused_cpu, "_TUNE", ((),))
-    monkeypatch.setattr(fused_cpu, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(fused_cpu, "kernel_folder", lambda: tmp_path)
     fused_cpu.load.cache_clear()
     try:
         for switch in ("everything", "PMEN smooth"):

@@ -43,8 +43,8 @@ def test_a_recipe_that_differs_in_one_item_is_noticed(corpus, tmp_path, change):
 
 
 if __name__ == "__main__":
-    from ngpt_core.train.pack import pack
-    from ngpt_core.train.tokenizer import ByteTokenizer
+    from ngpt_core.data.packing import pack
+    from ngpt_core.data.tokenizers import ByteTokenizer
 
     with tempfile.TemporaryDirectory() as place:
         pack(sentences(400), Path(place) / "corpus", ByteTokenizer(), val_fraction=0.1)

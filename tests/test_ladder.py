@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from ngpt_core.viz import ladder
+from ngpt_book.figures import ladder
 
 
 @pytest.mark.parametrize("E, A, p", [(0.9, 4.0, 0.35), (0.0, 2.0, 0.12), (1.2, 0.5, 0.9)])

@@ -14,12 +14,12 @@ import torch
 import torch.multiprocessing as mp
 from test_trainer import TINY, corpus, losses, new_run  # noqa: F401  (corpus is a fixture)
 
+from ngpt_core.tools.plan import state_bytes
 from ngpt_core.train.config import TrainConfig
 from ngpt_core.train.lock import take
 from ngpt_core.train.loop import train
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.parallel import parallelize
-from ngpt_core.train.plan import state_bytes
 from ngpt_core.train.run import open_blend, prepare
 from ngpt_core.train.trainer import Trainer
 from ngpt_core.train.world import World, start
@@ -172,7 +172,7 @@ def _stale_weights(run, corpus_folder, out) -> None:
 def test_an_evaluation_sees_the_weights_after_the_update(corpus, tmp_path):  # noqa: F811
     """The bug that the paper warns of: the model evaluates one copy of the parameters and the optimizer moves another."""
     import ngpt_core as ng
-    from ngpt_core.train.loss import evaluate
+    from ngpt_core.train.evaluate import evaluate
 
     run = new_run(corpus, tmp_path / "run", reshard=False)
     on_ranks(2, _stale_weights, run, corpus, str(tmp_path / "seen"))

@@ -13,8 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ngpt_core as ng
 from ngpt_core.cli import main
+from ngpt_core.gpus import GPUS
+from ngpt_core.tools.plan import memory, plan, plan_for, state_bytes
 from ngpt_core.train.config import TrainConfig
-from ngpt_core.train.plan import GPUS, flops_per_token, memory, plan, plan_for, state_bytes
+from ngpt_core.train.flops import flops_per_token
 
 
 @pytest.mark.parametrize("change", [{}, {"activation": "swiglu"}, {"n_kv_heads": 2}])

@@ -10,8 +10,8 @@ import pytest
 from test_trainer import corpus, new_run  # noqa: F401  (corpus is a fixture)
 
 from ngpt_core.cli import main
+from ngpt_core.tools.report import LoggedRun, comparison, log_fit, sentence, smooth, tokens_to_reach
 from ngpt_core.train.loop import train
-from ngpt_core.train.report import LoggedRun, comparison, log_fit, sentence, smooth, tokens_to_reach
 
 
 def logged(name: str, val: list[float], normalized: bool = True) -> LoggedRun:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ngpt_core import selftest
 from ngpt_core.cli import main
 from ngpt_core.optim.pmen import PMEN
+from ngpt_core.tools import selftest
 
 
 def test_every_fast_path_agrees_with_its_twin_here(capsys):

@@ -12,10 +12,10 @@ import pytest
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
-from ngpt_core.viz.svg import WIDTH, to_svg
-from ngpt_core.viz.svg.axis import Axis
-from ngpt_core.viz.svg.pieces import path
-from ngpt_core.viz.svg.space import Space
+from ngpt_book.explorer.svg import WIDTH, to_svg
+from ngpt_book.explorer.svg.axis import Axis
+from ngpt_book.explorer.svg.pieces import path
+from ngpt_book.explorer.svg.space import Space
 
 SVG = "{http://www.w3.org/2000/svg}"
 FRAME = {"margin": {"l": 60, "r": 20, "t": 40, "b": 50}, "height": 400}  # the plot spans 60..700 by 40..350

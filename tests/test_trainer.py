@@ -10,16 +10,17 @@ import pytest
 import torch
 
 import ngpt_core as ng
+from ngpt_core.data.corpus import Corpus
+from ngpt_core.data.loader import Loader
+from ngpt_core.data.packing import pack
+from ngpt_core.data.tokenizers import ByteTokenizer
+from ngpt_core.gpus import peak_flops
 from ngpt_core.train.config import TrainConfig, model_config, recipe_numbers, settled
-from ngpt_core.train.corpus import Corpus
-from ngpt_core.train.data import Loader
+from ngpt_core.train.evaluate import evaluate, evaluate_documents, evaluate_positions
 from ngpt_core.train.loop import train
-from ngpt_core.train.loss import evaluate, evaluate_documents, evaluate_positions
-from ngpt_core.train.metrics import peak_flops, read_lines, read_metrics
-from ngpt_core.train.pack import pack
+from ngpt_core.train.metrics import read_lines, read_metrics
 from ngpt_core.train.parallel import initialize
 from ngpt_core.train.run import open_blend, prepare
-from ngpt_core.train.tokenizer import ByteTokenizer
 from ngpt_core.train.trainer import Trainer
 from ngpt_core.train.world import World
 
@@ -404,7 +405,7 @@ def test_nothing_held_out_to_predict_is_no_loss_of_zero(tmp_path):
     found = evaluate(model, [(corpus, 1.0)], 4, 2, 32, World(torch.device("cpu")))
     assert found.tokens > 0 and math.isfinite(found.loss)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ngpt_core.train.data.Batch.counted", property(lambda self: 0))
+        patch.setattr("ngpt_core.data.loader.Batch.counted", property(lambda self: 0))
         assert math.isnan(evaluate(model, [(corpus, 1.0)], 4, 2, 32, World(torch.device("cpu"))).loss)
 
 

@@ -1,6 +1,6 @@
 """What do the runs say? From results/runs.jsonl to the numbers that chapter 9 shows.
 
-    python benchmarks/evidence/analyse.py          writes ngpt_core/viz/evidence.json, prints the tables
+    python benchmarks/evidence/analyse.py          writes book/ngpt_book/data/evidence.json, prints the tables
 
     token ratio   tokens that nGPT needs to reach GPT's final loss, over GPT's tokens. nGPT's final loss as a function of the
                   length of its schedule comes from separate runs of several lengths; between two lengths it is a straight line
@@ -16,7 +16,6 @@ import json
 import math
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 from statistics import mean, median, stdev
 
 import torch
@@ -46,13 +45,13 @@ from study import (
 )
 
 import ngpt_core as ng
-from ngpt_core.train.corpus import embedded
-from ngpt_core.viz.whole import tokens_to_reach
+from ngpt_book.figures.whole import tokens_to_reach
+from ngpt_core.data.corpus import embedded
 
 BLOCKS = HERE / "results" / "blocks.jsonl"
-OUT = Path(ng.__file__).parent / "viz" / "evidence.json"
+OUT = HERE.parents[1] / "book" / "ngpt_book" / "data" / "evidence.json"
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 8: 2.306, 10: 2.228, 12: 2.179, 14: 2.145, 16: 2.120,
-           18: 2.101, 20: 2.086, 22: 2.074, 24: 2.064}  # 97.5% quantiles, by degrees of freedom
+           18: 2.101, 20: 2.086, 22: 2.074, 24: 2.064}  # 97.5% quantiles, by degrees of freedom  # fmt: skip
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:

@@ -18,10 +18,10 @@ from study import SEEDS
 from torch import nn
 
 import ngpt_core as ng
+from ngpt_core.data.corpus import embedded
 from ngpt_core.nn.attention import Attention
 from ngpt_core.nn.residual import Residual
-from ngpt_core.train.corpus import embedded
-from ngpt_core.train.loss import evaluate
+from ngpt_core.train.evaluate import evaluate
 from ngpt_core.train.world import World
 
 TABLE = HERE / "results" / "blocks.jsonl"

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ngpt_core.train.report import read_run
+from ngpt_core.tools.report import read_run
 
 HERE = Path(__file__).parent
 TABLE = HERE / "results" / "runs.jsonl"

@@ -163,9 +163,8 @@ def update(
 
     m = torch.lerp(m, g, 1 - rule.beta1)  # alg. 1, line 4
     v = rule.beta2 * v + (1 - rule.beta2) * (g * g)  # alg. 1, line 5
-    direction, d = adaptive(
-        m, v, t, rule.beta1, rule.beta2, rule.eps_gate, rule.eps_num, rule.a
-    )  # alg. 1, lines 6 to 10
+    # alg. 1, lines 6 to 10
+    direction, d = adaptive(m, v, t, rule.beta1, rule.beta2, rule.eps_gate, rule.eps_num, rule.a)
     if seen is not None:
         scale = (v / bias_correction(rule.beta2, t)).sqrt()
         seen |= {"raw": raw, "clipped": g != projected, "d": d, "scale": scale}

@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..files import cache_folder
 from .pmen import PMEN
 from .smgc import SMGC
 
@@ -52,16 +52,15 @@ def compiler() -> str | None:
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
-def cache_folder() -> Path:
-    """The user's cache directory (XDG's, or what the system has), with a private temporary one where it cannot be written."""
+def kernel_folder() -> Path:
+    """``kernels`` in the user's cache, or a private temporary folder where that cannot be written."""
     try:
-        base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache"))
-        folder = Path(base) / "ngpt_core"
+        folder = cache_folder() / "kernels"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, RuntimeError):  # no home folder at all is the second
-        return Path(tempfile.mkdtemp(prefix="ngpt_core-"))
+    except (OSError, ValueError):  # no home folder at all is the second
+        return Path(tempfile.mkdtemp(prefix="ngpt-"))
 
 
 def _run(*command: str) -> subprocess.CompletedProcess:
@@ -81,7 +80,7 @@ def build(folder: Path | None = None) -> Path:
         if about.returncode == 0:
             break
     name = hashlib.sha256("\0".join((_SOURCE.read_text(), *_FLAGS, *tune, about.stdout)).encode()).hexdigest()[:20]
-    library = (folder or cache_folder()) / f"fused_cpu-{name}.so"
+    library = (folder or kernel_folder()) / f"fused_cpu-{name}.so"
     if not library.exists():
         handle, mine = tempfile.mkstemp(dir=library.parent, suffix=".so")
         os.close(handle)

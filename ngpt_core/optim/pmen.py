@@ -87,7 +87,10 @@ def profile(s: Tensor, setting: PMEN) -> Tensor:
 
 
 def amplitude(
-    setting: PMEN, lr: float | Tensor, length: int, beta1: float
+    setting: PMEN,
+    lr: float | Tensor,
+    length: int,
+    beta1: float,
 ) -> float | Tensor:
     """alpha_{j,t} lambda_noise c: how far a coordinate with psi = 1 is moved.
 

@@ -61,7 +61,10 @@ def _check_range(eta_max: float, eta_min: float) -> None:
 
 @_of_progress
 def log_decay(
-    r: Progress, rho: float = 0.05, eta_max: float = 1.0, eta_min: float = 0.0
+    r: Progress,
+    rho: float = 0.05,
+    eta_max: float = 1.0,
+    eta_min: float = 0.0,
 ) -> Progress:
     """Logarithmic Learning Rate Decay (section 2.2): eta_max at r = 0, eta_min at 1.
 
@@ -77,7 +80,7 @@ def log_decay(
     _check_range(eta_max, eta_min)
     if not (number(rho) and rho >= 1e-300):
         raise ValueError(
-            f"log_decay: rho must be > 0 (paper: 0.05; math.inf is linear); got {rho!r}."
+            f"log_decay: rho must be > 0 (paper: 0.05; math.inf is linear); got {rho!r}.",
         )
     fallen = r if math.isinf(rho) else np.log1p(r / rho) / np.log1p(1.0 / rho)
     return eta_min + (eta_max - eta_min) * (1.0 - fallen)  # sec. 2.2, eta(t)

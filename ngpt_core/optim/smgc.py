@@ -78,7 +78,7 @@ def growth_clip(
         raise ValueError(f"growth_clip: k is an integer >= 0, completed steps; got {k!r}.")
     if v.ndim and g.shape != v.shape:
         raise ValueError(
-            f"growth_clip: g and v must have one shape; got {list(g.shape)}, {list(v.shape)}."
+            f"growth_clip: g and v must have one shape; got {list(g.shape)}, {list(v.shape)}.",
         )
     # The square roots are taken before the maximum: s_min^2 would leave float32's range for
     # a small s_min. A k on the device is float32, where 1 - beta2^k would lose digits.

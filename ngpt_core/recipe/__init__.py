@@ -6,13 +6,13 @@ points on the sphere, its peak learning rate, its warmup, its gate, its cap and 
     optimizer, schedule = recipe.build(model, total_steps)        # GatedAdamW + log decay, or AdamW + WSD for the baseline
     print(recipe.format_table(recipe.table(model)))
 
-    numbers.py   the table, and the numbers: the paper's          groups.py   from a model to groups, optimizer and schedule
+    numbers.py   the table, and the numbers: the paper's          assemble.py   from a model to groups, optimizer and schedule
     scaled.py    the numbers of a small run
 
 Symbols: d d_model; C the constant of the global peak learning rate C / sqrt(d); q, k, v, o projections as in section 3.
 """
 
-from .groups import Row, build, format_table, param_groups, settings, table
+from .assemble import Row, build, format_table, param_groups, settings, table
 from .numbers import TABLE, Baseline, Rule, Settings
 from .scaled import scaled
 

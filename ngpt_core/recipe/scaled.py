@@ -16,7 +16,7 @@ Symbols: d d_model; T total_steps; m memory 1 / (1 - beta1); w the width over th
 from torch import nn
 
 from ..config import ModelConfig
-from .groups import check_steps, config_of, settings
+from .assemble import check_steps, config_of, settings
 from .numbers import Baseline, Settings
 
 __all__ = ["scaled"]

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ..config import ModelConfig
+from ..files import read_json, sync, write_json
 from ..nn.model import LanguageModel
-from .files import read_json, sync, write_json
 from .memory import ran_out
 from .world import World
 

@@ -17,12 +17,13 @@ from functools import partial
 import torch
 
 from .. import recipe
+from ..gpus import peak_flops
 from ..nn.model import LanguageModel
 from .checkpoint import newest
 from .config import recipe_numbers
+from .flops import flops_per_token
 from .memory import OutOfMemory, room_for
-from .metrics import Metrics, check_wandb, peak_flops
-from .plan import flops_per_token
+from .metrics import Metrics, check_wandb
 from .run import Run, open_blend
 from .trainer import Trainer
 from .world import World, lost_a_peer, start

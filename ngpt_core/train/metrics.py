@@ -13,48 +13,16 @@ FLOPs (forward and backward, without recomputation), times tokens/s, over ranks 
 import contextlib
 import io
 import json
-import math
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
-import torch
-
 from ..checks import number
-from .files import write_text
+from ..files import write_text
 
-__all__ = ["Metrics", "check_wandb", "peak_flops", "read_metrics"]
-
-# Dense peak of a GPU by what its name contains, FLOP/s, from the vendors' data sheets; the first that matches. In bf16, but in
-# fp32 where there are no bf16 units and a run computes in fp32 (T4, V100). A run with --precision fp32 on another GPU is
-# compared with the bf16 peak all the same.
-PEAKS = {
-    "B200": 2.25e15, "B100": 1.8e15, "H200": 989e12, "GH200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
-    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "T4": 8.1e12, "V100": 15.7e12, "4090": 165e12, "3090": 71e12,
-}  # fmt: skip
-
-
-def peak_flops(device: torch.device) -> float:
-    """The peak of this device: from the table, or measured where it has no entry, as the best matrix product of a quarter of a
-    second: on a machine that others use too, the first few may all have been interrupted."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        for part, peak in PEAKS.items():
-            if part in name:
-                return peak
-    n = 512 if device.type == "cpu" else 4096
-    x = torch.randn(n, n, device=device, generator=torch.Generator(device).manual_seed(0))
-    best, begin = math.inf, time.perf_counter()
-    last = begin + 0.25
-    while begin < last:
-        x @ x
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        end = time.perf_counter()
-        best, begin = min(best, end - begin), end
-    return 2 * n**3 / best
+__all__ = ["Metrics", "check_wandb", "read_lines", "read_metrics"]
 
 
 def read_metrics(run: Path | str) -> list[dict]:

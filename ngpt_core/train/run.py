@@ -24,14 +24,14 @@ import torch
 from .. import __version__
 from ..checks import within
 from ..config import ModelConfig
+from ..data.corpus import Corpus, check_tokenizer, open_corpus
+from ..data.tokenizers import Tokenizer, check_description, describe, from_description
+from ..files import read_json, write_json
 from ..nn.io import CONFIG, WEIGHTS
 from .checkpoint import newest, read_state
 from .config import TrainConfig, check_length, check_recipe, model_config, run_defaults, settled, total_steps
-from .corpus import Corpus, check_tokenizer, open_corpus
-from .files import read_json, write_json
 from .lock import LOCK, Lock, take
 from .metrics import read_lines
-from .tokenizer import Tokenizer, check_description, describe, from_description
 
 __all__ = ["Run", "open_blend", "prepare"]
 

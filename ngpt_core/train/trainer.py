@@ -1,8 +1,8 @@
 """How is one step of training made? ``Trainer.step``, on one screen, over parts that each have a file of their own.
 
-    data.py        which tokens                      recipe/         optimizer, learning rates, schedule (the paper's recipe)
+    data/          which tokens                      recipe/         optimizer, learning rates, schedule (the paper's recipe)
     parallel.py    many ranks                        checkpoint.py   surviving
-    loss.py        the held-out loss                 loop.py         the run around the step
+    evaluate.py    the held-out loss                 loop.py         the run around the step
 
 Symbols: t the step, counted from 1; B sequences of T tokens in a global batch; "the message" is the one all-reduce of a step's
 statistics, so that ranks also agree on when to stop.
@@ -16,17 +16,17 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from .. import recipe
+from ..data.loader import Batch, Loader
+from ..data.tokenizers import stream_text
 from ..nn.io import save as save_model
 from ..nn.model import LanguageModel
 from ..optim.diagnostics import Diagnostics
 from ..optim.gated_adamw import GatedAdamW
 from .checkpoint import Checkpoints
 from .config import recipe_numbers
-from .data import Batch, Loader
-from .loss import evaluate
+from .evaluate import evaluate
 from .parallel import initialize, parallelize
 from .run import Run
-from .tokenizer import stream_text
 from .world import World
 
 __all__ = ["Trainer"]

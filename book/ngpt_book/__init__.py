@@ -1,0 +1,16 @@
+"""What does the book need beyond the trainer? Explorers, figures, stored results, and a Sphinx extension.
+
+from ngpt_book import Explorer, Slider, show, check
+
+explorer/    a figure with sliders that works on a page without a kernel      figures/   what each chapter draws
+data/        stored results, each beside the script that makes it             sphinx/    the extension that builds the site
+theme.py     colors and the plotly template                                   exercises.py   answers, checked
+"""
+
+from .exercises import check
+from .explorer.explorer import Explorer
+from .explorer.page import show
+from .explorer.slider import Slider
+from .theme import COLORS, DIVERGING, SEQUENTIAL, TEMPLATE
+
+__all__ = ["COLORS", "DIVERGING", "SEQUENTIAL", "TEMPLATE", "Explorer", "Slider", "check", "show"]

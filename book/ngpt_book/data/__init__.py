@@ -1,0 +1,16 @@
+"""Which results does the book store? JSON files, each beside the script that makes it.
+
+evidence.json   make_evidence.py   chapter 9: all runs of benchmarks/evidence, compared
+lgp.json        make_lgp.py        chapter 3: s_z and gradient norms over a small run
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+
+
+def stored(name: str) -> Any:
+    """The contents of ``name``.json."""
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))

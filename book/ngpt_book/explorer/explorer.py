@@ -1,0 +1,290 @@
+"""What does a mechanism do when its parameters move?
+
+    Explorer(fn, params, figure)
+
+One object, two lives. On a page (the published book, Colab, VS Code) there is no Python: the function has been evaluated at
+every combination of the sliders' values, the answers travel inside the page (``grid.py``), and a few lines of JavaScript
+(``explorer.js``) draw the chosen cell. In JupyterLab, with a kernel, the same object is live (``widget.py``): each move calls
+the function.
+
+    fn       a pure function of the parameters that returns arrays: fn(alpha=0.1) -> {"t": [n], "path": [n, 3], "gap": 0.2}
+    params   name of the parameter -> Slider (``slider.py``)
+    figure   a function from those arrays to a plotly figure, which it only draws (``binding.py``); or a figure, with ``bind``
+    cell     one combination of the sliders' values
+"""
+
+import hashlib
+import html
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from math import prod
+
+import numpy as np
+import plotly.graph_objects as go
+
+from ..theme import styled
+from . import binding, page, widget
+from .grid import Packed, pack
+from .slider import Slider
+from .svg import to_svg
+
+LIMIT = 1_000_000  # bytes of grid on a page; good ones stay under 300 kB
+MOST_CELLS = 20_000
+
+
+class Explorer:
+    """A figure with sliders that works with and without a kernel.
+
+    fn: a pure function of the sliders' values that returns a dict of arrays and numbers, of the same shapes everywhere.
+    params: the name of each parameter of ``fn`` and its ``Slider`` (or just its values).
+    figure: a function from that dict to a plotly figure, which only draws what it is given; or a ready figure, with ``bind``.
+    bind: for a ready figure: ``{"trace name.attribute": array key}``; left out, every key is itself such an address ("y"
+        alone is the first trace's).
+    readout: texts shown under the sliders, as ``"gap {gap:.2f}°"``, with numbers of the function or values of sliders; HTML, as
+        a slider's label is.
+    alt: what the figure shows, in words, for those who do not see it.
+    name: the Explorer's key in the page's address; by default the function's name.
+
+    >>> def parabola(a):
+    ...     t = np.linspace(-1, 1, 50)
+    ...     return {"t": t, "y": a * t**2, "top": a}
+    >>> def draw(v):
+    ...     line = go.Scatter(x=v["t"], y=v["y"])
+    ...     return go.Figure(line)
+    >>> sliders = {"a": Slider((0, 2, 11), default=1)}
+    >>> told = "y(1) = {top:.1f}"
+    >>> Explorer(parabola, sliders, draw, readout=told)
+    Explorer parabola: a = 1; 11 cells, 2 kB
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Mapping],
+        params: Mapping[str, Slider | Sequence],
+        figure: Callable[[dict], go.Figure] | go.Figure,
+        *,
+        bind: Mapping[str, str] | None = None,
+        readout: str | Sequence[str] = (),
+        alt: str = "",
+        name: str = "",
+    ):
+        _check_kinds(fn, params, figure, bind, readout, alt)
+        self.fn, self.alt = fn, alt
+        self.name = name or getattr(fn, "__name__", "explorer").strip("<>")
+        self.params = {key: p if isinstance(p, Slider) else Slider(p) for key, p in params.items()}
+        if not self.params:
+            raise ValueError("An Explorer needs at least one slider; show(figure, alt=...) draws a figure without any.")
+        if self.cells > MOST_CELLS:
+            product = " × ".join(str(n) for n in self.sizes)
+            raise ValueError(f"{product} = {self.cells} cells are more than {MOST_CELLS}: use fewer values or fewer sliders.")
+
+        self._first = first = self.evaluate(**self.defaults)
+        self._draw = figure if callable(figure) else None
+        if self._draw is not None:
+            self._frame = figure(binding.given(first))
+            if not isinstance(self._frame, go.Figure):
+                raise ValueError(f"The figure's function returns a plotly Figure; it returned {type(self._frame).__name__}.")
+            self._bindings = binding.probe(figure, first)
+        else:
+            self._frame = figure
+            self._bindings = binding.from_dict(bind or {k if "." in k else f"0.{k}": k for k in first}, figure, first)
+        self._tree = binding.tree_of(self._frame)
+        names = {*first, *self.params}
+        self._texts = binding.templates(self._tree, names)
+        texts = [readout] if isinstance(readout, str) else readout
+        for text in texts:
+            if unknown := binding.unknown_names(text, names):
+                raise ValueError(f"The readout {text!r} names {{{unknown}}}; it may name {', '.join(sorted(names))}.")
+        self.readout = [binding.parse_template(text, names) or [text] for text in texts]
+        self._check_texts()
+        self._packed = self._pack()
+
+    # -- the grid ------------------------------------------------------------------------------------------------------
+
+    @property
+    def defaults(self) -> dict:
+        """Where the sliders stand at first."""
+        return {key: p.default for key, p in self.params.items()}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of values of each slider."""
+        return tuple(len(p.values) for p in self.params.values())
+
+    @property
+    def cells(self) -> int:
+        """The number of combinations of the sliders' values: the function was called once for each."""
+        return prod(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of grid on the page."""
+        return sum(p.nbytes for p in self._packed.values())
+
+    def evaluate(self, **values) -> binding.Arrays:
+        """The function's own answer at these values, in float64."""
+        try:
+            answer = self.fn(**values)
+        except Exception as error:
+            raise ValueError(f"The function {self.name} failed {_where(values)}: {type(error).__name__}: {error}.") from error
+        return binding.as_arrays(answer, _where(values))
+
+    def _chosen(self, values: Mapping) -> dict:
+        """The values of all sliders; those that are not named stand at their defaults."""
+        for key, value in values.items():
+            if key not in self.params:
+                raise ValueError(f"There is no slider {key!r}; there are {', '.join(self.params)}.")
+            if value not in self.params[key].values:
+                raise ValueError(f"{key}={value!r} is not one of the slider's values {list(self.params[key].values)}.")
+        return {**self.defaults, **values}
+
+    def grid(self) -> dict[str, np.ndarray]:
+        """Every array that is drawn or told, over the whole grid: [n_1, ..., n_k, *shape], exactly as the page decodes it."""
+        k = len(self.sizes)
+        return {key: np.broadcast_to(p.decode(), self.sizes + p.codes.shape[k:]) for key, p in self._packed.items()}
+
+    def at(self, **values) -> dict[str, np.ndarray]:
+        """The decoded arrays of one cell; sliders that are not named stand at their defaults."""
+        chosen = self._chosen(values)
+        index = tuple(p.values.index(chosen[key]) for key, p in self.params.items())
+        return {key: array[index] for key, array in self.grid().items()}
+
+    def _told(self) -> set[str]:
+        """The names that stand in texts."""
+        return {part[0] for parts in [*self.readout, *(p for _, p in self._texts)] for part in parts if isinstance(part, list)}
+
+    def _check_texts(self) -> None:
+        for key in self._told() & set(self._first):
+            if self._first[key].size != 1:
+                raise ValueError(f"A text names {{{key}}}: one number is needed, the function returns {self._first[key].size}.")
+        if not self._bindings and not self._texts:
+            raise ValueError(f"Nothing in the figure comes from the function's arrays ({', '.join(self._first)}).")
+
+    def _samples(self) -> set[tuple[int, ...]]:
+        """Cells at which the figure is drawn to see that it only draws: both ends of each slider, all ends at once, and some
+        of those in between (drawing takes longer than all the rest)."""
+        at = tuple(p.index for p in self.params.values())
+        ends = [(0, n - 1) for n in self.sizes]
+        cells = {(*at[:k], end, *at[k + 1 :]) for k, both in enumerate(ends) for end in both} | {*zip(*ends)}
+        every = list(itertools.product(*map(range, self.sizes)))
+        return cells | {*every[:: max(1, len(every) // 8)]}
+
+    def _pack(self) -> dict[str, Packed]:
+        used = {b.key for b in self._bindings} | self._told()
+        grids = {key: np.empty((*self.sizes, *a.shape)) for key, a in self._first.items() if key in used}
+        checked = self._samples()
+        for index in itertools.product(*map(range, self.sizes)):
+            values = {key: p.values[i] for (key, p), i in zip(self.params.items(), index)}
+            arrays = self.evaluate(**values)
+            for key, first in self._first.items():
+                shape = arrays[key].shape if key in arrays else "none"
+                if shape != first.shape:
+                    raise ValueError(
+                        f"The array {key!r} has shape {first.shape} at the defaults and {shape} {_where(values)}: "
+                        "an Explorer's arrays keep their shape (fill up with NaN, which is not drawn)."
+                    )
+            for key, grid in grids.items():
+                grid[index] = arrays[key]
+            if self._draw is not None and index in checked:
+                binding.check(self._draw, arrays, self._bindings, self._tree)
+        log = {b.key for b in self._bindings if binding.on_log_axis(b.path, self._tree)}
+        packed = {key: pack(grid, len(self.sizes), key in log) for key, grid in grids.items()}
+        for axis, name in enumerate(self.params):
+            if name not in self._told() and all(p.dims[axis] == 1 for p in packed.values()):
+                raise ValueError(f"The slider {name!r} changes nothing that is drawn or told: draw what it moves.")
+        total = sum(p.nbytes for p in packed.values())
+        if total > LIMIT:
+            rows = "\n".join(f"  {key}: {p.arithmetic()}" for key, p in packed.items())
+            raise ValueError(
+                f"The grid of {self.name} would be {total / 1e6:.1f} MB on the page, more than {LIMIT / 1e6:.0f} MB:\n{rows}\n"
+                "Use fewer values on a slider, or fewer points. (What does not depend on a slider is stored once along it.)"
+            )
+        return packed
+
+    # -- the figure at some values -------------------------------------------------------------------------------------
+
+    def said(self, values: Mapping, arrays: binding.Arrays) -> dict[str, float | str]:
+        """What a text may name: the function's single numbers, and the sliders' values as they are shown."""
+        shown = {key: p.texts[p.values.index(values[key])] for key, p in self.params.items()}
+        return {**{key: float(a.reshape(-1)[0]) for key, a in arrays.items() if a.size == 1}, **shown}
+
+    def fill(self, figure: go.Figure, values: Mapping, arrays: binding.Arrays) -> None:
+        """Put a cell's numbers and texts into the figure."""
+        for b in self._bindings:
+            leaf = b.take(arrays)
+            binding.put(figure, b.path, leaf if leaf.ndim else float(leaf))
+        said = self.said(values, arrays)
+        for path, parts in self._texts:
+            binding.put(figure, path, binding.fill(parts, said))
+
+    def figure(self, **values) -> go.Figure:
+        """The plotly figure at these values of the sliders; those that are not named stand at their defaults."""
+        chosen = self._chosen(values)
+        figure = styled(self._frame)
+        self.fill(figure, chosen, self.evaluate(**chosen))
+        return figure
+
+    # -- its two lives -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _digest(self) -> str:
+        """Stable from run to run: a hash of what the Explorer is."""
+        told = json.dumps([self.name, [[k, p.texts] for k, p in self.params.items()], sorted(self._packed)])
+        return hashlib.sha1(told.encode()).hexdigest()[:8]
+
+    def to_html(self) -> str:
+        """The Explorer as a piece of HTML with everything in it but plotly.js. Each time it has another id."""
+        ident = page.unique_id(self._digest)
+        spec = page.figure_spec(self._tree, [b.path for b in self._bindings])
+        spec["arrays"] |= {key: p.spec() for key, p in self._packed.items()}
+        spec["bind"] += [b.spec() for b in self._bindings]
+        spec |= {"key": self.name, "texts": self._texts, "readout": self.readout}
+        spec["sliders"] = [
+            {"name": key, "default": p.index, "texts": p.texts, "values": [str(v) for v in p.values]}
+            for key, p in self.params.items()
+        ]
+        said = binding.escaped(self.said(self.defaults, self._first))
+        caption = [f"{p.label or html.escape(key)} = {html.escape(p.texts[p.index])}" for key, p in self.params.items()]
+        return page.block(
+            ident,
+            spec,
+            still=to_svg(self.figure(), self.alt),
+            caption=" · ".join([*caption, *(binding.fill(parts, said) for parts in self.readout)]),
+            alt=self.alt or f"Figure of {self.name} that follows the sliders below it",
+            panel=page.panel(ident, self.params, len(self.readout)),
+        )
+
+    def widget(self):
+        """ipywidgets around a plotly FigureWidget; every move calls the function."""
+        return widget.widget(self)
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        bundle = {"text/plain": repr(self), "text/html": self.to_html()}
+        if widget.has_widgets():
+            bundle |= {"application/vnd.jupyter.widget-view+json": widget.view(self.widget())}
+        return bundle
+
+    def __repr__(self) -> str:
+        at = ", ".join(f"{k} = {p.texts[p.index]}" for k, p in self.params.items())
+        return f"Explorer {self.name}: {at}; {self.cells} cells, {self.nbytes / 1e3:.0f} kB"
+
+
+def _check_kinds(fn: object, params: object, figure: object, bind: object, readout: object, alt: object) -> None:
+    """Is each argument of the kind that it must be?"""
+    texts = [readout] if isinstance(readout, str) else readout
+    for holds, text in (
+        (callable(fn), f"fn must be a function of the sliders' values; got {fn!r}."),
+        (isinstance(params, Mapping), f"params must be a dict from a parameter's name to its Slider; got {params!r}."),
+        (callable(figure) or isinstance(figure, go.Figure), f"figure must be a function or a plotly Figure; got {figure!r}."),
+        (bind is None or not callable(figure), "bind is for a ready figure: a figure's function is handed the arrays."),
+        (isinstance(texts, Sequence) and all(isinstance(t, str) for t in texts), f"readout must be text; got {readout!r}."),
+        (isinstance(alt, str), f"alt must be text that says what the figure shows; got {alt!r}."),
+    ):
+        if not holds:
+            raise ValueError(f"Explorer: {text}")
+
+
+def _where(values: Mapping) -> str:
+    return "at " + ", ".join(f"{k}={v}" for k, v in values.items())

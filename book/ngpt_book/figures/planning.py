@@ -1,0 +1,152 @@
+"""What does chapter 11 let the reader plan by hand? Memory over ranks, time and GPU hours over GPUs, how often to save.
+
+Memory and FLOPs are those of ``tools/plan.py``, on the ladder's batch of 512 sequences of 8192 tokens. What no formula knows is
+a slider: the share of the peak that a run reaches, what remains of it when GPUs double, how often a GPU fails, how long a
+save takes.
+
+    N          GPUs = ranks
+    tau        time between two saves             delta   seconds that a save stops training
+    M          mean time between failures of the whole job: that of one GPU, over N
+"""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ngpt_core.gpus import GIB, GPUS
+from ngpt_core.presets import preset
+from ngpt_core.tools.plan import RESERVE, Memory, memory
+from ngpt_core.train.config import TrainConfig, run_defaults
+
+from ..theme import COLORS, powers
+from .training import PART_COLORS, PARTS, ROOM, ROOM_KEY, work
+
+RANKS = (8, 16, 32, 64, 128, 256, 512)
+BATCH = 512
+TICKS = [str(n) for n in RANKS]
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+@cache
+def rank_memory(name: str, ranks: int, micro_batch: int, how: str, precision: str) -> Memory | None:
+    """What a rank needs; None where its share of the batch is smaller than the micro-batch."""
+    if micro_batch * ranks > BATCH:
+        return None
+    model = preset(name)
+    config = TrainConfig.from_dict(run_defaults(model))
+    return memory(model, replace(config, micro_batch=micro_batch, activation_checkpointing=how, precision=precision), ranks)
+
+
+def by_hand(name: str, micro_batch: int, how: str, precision: str, gpu: str) -> dict:
+    """GiB on the fullest rank, part by part, for each number of ranks; and the room on the card."""
+    needs = [rank_memory(name, ranks, micro_batch, how, precision) for ranks in RANKS]
+    room = GPUS[gpu].memory - RESERVE
+    parts = {part: [math.nan if need is None else getattr(need, part) / GIB for need in needs] for part in PARTS}
+    return {**parts, "room": [room / GIB] * len(RANKS), "here": room / GIB, "at64": needs[RANKS.index(64)].total / GIB}
+
+
+def by_hand_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    for part in PARTS:
+        figure.add_bar(x=TICKS, y=v[part], name=part, marker_color=COLORS[PART_COLORS[part]])
+    for look in ROOM:
+        figure.add_scatter(x=TICKS, y=v["room"], mode="lines", **look)
+    figure.add_scatter(**ROOM_KEY)
+    figure.update_xaxes(title="GPUs", type="category")
+    figure.update_yaxes(title="GiB on the fullest rank", rangemode="tozero")
+    return figure.update_layout(barmode="stack", height=440, legend_traceorder="normal")
+
+
+# ---- time and GPU hours ----------------------------------------------------------------------------------------------
+def scaling_out(name: str, gpu: str, mfu: float, kept: float) -> dict:
+    """Days over the number of GPUs, and GPU hours over those of 8, when each doubling keeps that share of the MFU."""
+    N = np.array(RANKS)
+    reached = mfu * kept ** np.log2(N / RANKS[0])
+    seconds = work(name)[1] / (N * GPUS[gpu].peak * reached)  # eq-train-time
+    hours = seconds * N / 3600
+    return {
+        "days": seconds / 86400,
+        "ideal": seconds[0] / 86400 * RANKS[0] / N,
+        "bill": hours / hours[0],
+        "hours": hours[-1],
+        "last": seconds[-1] / 86400,
+        "more": hours[-1] / hours[0],
+    }
+
+
+def scaling_out_figure(v: dict) -> go.Figure:
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    dash = {"mode": "lines", "line": {"color": COLORS["grey"], "width": 2, "dash": "dash"}}
+    line = {"mode": "lines+markers", "line": {"color": COLORS["blue"], "width": 2.5}}
+    figure.add_scatter(x=TICKS, y=v["ideal"], name="if nothing were lost", **dash, row=1, col=1)
+    figure.add_scatter(x=TICKS, y=v["days"], name="days", **line, row=1, col=1)
+    figure.add_bar(x=TICKS, y=v["bill"], name="GPU hours, those of 8 being 1", marker_color=COLORS["teal"], row=2, col=1)
+    figure.update_xaxes(type="category")
+    figure.update_xaxes(title="GPUs", row=2, col=1)
+    ticks = [m * 10.0**k for k in range(-3, 4) for m in (1, 2, 5)]
+    figure.update_yaxes(title="days", type="log", tickvals=ticks, row=1, col=1)  # each preset's own range: both lines are seen
+    figure.update_yaxes(title="GPU hours, relative", range=[0, 4], row=2, col=1)
+    return figure.update_layout(height=480)
+
+
+# ---- how often to save -----------------------------------------------------------------------------------------------
+MINUTES = np.geomspace(1, 4000, 61)
+
+
+def waste(tau: np.ndarray | float, delta: float, M: float) -> tuple[np.ndarray | float, np.ndarray | float]:
+    """Shares of the time: spent on saving, and on computing again what a failure took (half an interval, on average)."""
+    return delta / tau, tau / (2 * M)
+
+
+def best_interval(delta: float, M: float) -> float:
+    """Where the sum of the two is smallest: their derivatives cancel."""
+    return math.sqrt(2 * delta * M)
+
+
+def save_every(delta: float, mtbf_hours: float, gpus: int, step_seconds: float) -> float:
+    """The best interval in steps, when one GPU fails once in ``mtbf_hours``."""
+    return best_interval(delta, 3600 * mtbf_hours / gpus) / step_seconds
+
+
+def saving(gpus: int, years: float, delta: float) -> dict:
+    """Percent of the time lost, over the minutes between saves, for a GPU that fails once in so many years."""
+    M = years * 365.25 * 86400 / gpus
+    saves, again = waste(60 * MINUTES, delta, M)
+    tau = best_interval(delta, M)
+    step = work("30B")[1] / _steps("30B") / (gpus * GPUS["h100-80gb"].peak * 0.35)
+    return {
+        "saves": 100 * saves,
+        "again": 100 * again,
+        "sum": 100 * (saves + again),
+        "best_x": [tau / 60],
+        "best_y": [100 * sum(waste(tau, delta, M))],
+        "M": M / 3600,
+        "minutes": tau / 60,
+        "percent": 100 * sum(waste(tau, delta, M)),
+        "steps": save_every(delta, years * 365.25 * 24, gpus, step),
+    }
+
+
+def _steps(name: str) -> float:
+    config = TrainConfig.from_dict(run_defaults(preset(name)))
+    return work(name)[0] / (config.batch_size * config.seq_len)
+
+
+def saving_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    for key, name, color, dash in (
+        ("saves", "saving", "teal", "dot"),
+        ("again", "computed again", "red", "dash"),
+        ("sum", "together", "blue", "solid"),
+    ):
+        line = {"color": COLORS[color], "width": 2.5, "dash": dash}
+        figure.add_scatter(x=MINUTES, y=v[key], name=name, mode="lines", line=line)
+    marker = {"color": COLORS["blue"], "size": 11}
+    figure.add_scatter(x=v["best_x"], y=v["best_y"], name="best", mode="markers", marker=marker)
+    figure.update_xaxes(title="minutes between saves", type="log", range=[0, math.log10(4000)], **powers(*range(4)))
+    figure.update_yaxes(title="% of the time", type="log", range=[-2.1, 2.1], **powers(*range(-2, 3)))
+    return figure

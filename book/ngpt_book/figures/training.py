@@ -1,0 +1,105 @@
+"""What does chapter 11 draw? What the planner says of the ladder on given GPUs: memory on a rank, days, GPU hours, cost.
+
+Nothing here is measured: parameters and optimizer state are counted, activations estimated, and time rests on an assumed MFU,
+all by ``tools/plan.py``.
+"""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import plotly.graph_objects as go
+
+from ngpt_core.gpus import GIB, GPUS
+from ngpt_core.presets import LADDER, preset
+from ngpt_core.tools.plan import RESERVE, Memory, memory
+from ngpt_core.train.config import TrainConfig, run_defaults, total_steps
+from ngpt_core.train.flops import flops_per_token
+
+from ..theme import COLORS, powers
+
+PART_COLORS = {
+    "parameters": "blue", "optimizer": "red", "gradients": "teal",
+    "gathered": "magenta", "activations": "gold", "logits": "grey",
+}  # fmt: skip
+PARTS = tuple(PART_COLORS)
+ROOM = (  # white dashes on a dark line: one of the two is seen on any page and on bars of any colour
+    {"line": {"color": "#24282f", "width": 3}, "showlegend": False, "hoverinfo": "skip"},
+    {"line": {"color": "#ffffff", "width": 4, "dash": "dash"}, "name": "room", "showlegend": False},  # wider: no seam
+)
+ROOM_KEY = {  # its line in the legend
+    "x": [None], "y": [None], "mode": "lines", "name": "room", "line": {"color": COLORS["grey"], "width": 3, "dash": "dash"},
+}  # fmt: skip
+
+
+@cache
+def _candidates(name: str, gpus: int) -> list[Memory]:
+    """What a rank needs under each way to run: the least recomputation first, then the largest micro-batch."""
+    model = preset(name)
+    config = TrainConfig.from_dict(run_defaults(model))
+    share = config.batch_size // gpus
+    rows = [2**i for i in range(int(math.log2(share)), -1, -1)]
+    kinds = ("none", "selective", "full")
+    return [memory(model, replace(config, activation_checkpointing=how, micro_batch=n), gpus) for how in kinds for n in rows]
+
+
+@cache
+def work(name: str) -> tuple[float, float]:
+    """(tokens, FLOPs) of training a rung of the ladder as the planner's defaults have it."""
+    model = preset(name)
+    config = TrainConfig.from_dict(run_defaults(model))
+    tokens = total_steps(config, model) * config.batch_size * config.seq_len
+    return tokens, tokens * flops_per_token(model, config.seq_len)
+
+
+def fitting(name: str, gpu: str, gpus: int) -> Memory:
+    """The first way that fits, or the leanest where none does."""
+    ways = _candidates(name, gpus)
+    return next((need for need in ways if need.total <= GPUS[gpu].memory - RESERVE), ways[-1])
+
+
+def days(tokens: float, flops_per_token: float, gpus: int, peak: float, mfu: float) -> float:
+    """How long a run takes."""
+    return tokens * flops_per_token / (gpus * peak * mfu) / 86400  # eq-train-time
+
+
+def planned(name: str, gpu: str, gpus: int) -> dict:
+    """Memory of a rank in GiB, part by part, the room there is, and the days at an assumed MFU of 35%."""
+    need = fitting(name, gpu, gpus)
+    room = GPUS[gpu].memory - RESERVE
+    tokens, flops = work(name)
+    parts = [getattr(need, part) / GIB for part in PARTS]
+    return {
+        "parts": parts,
+        "room": [room / GIB] * 2,
+        "total": need.total / GIB,
+        "left": (room - need.total) / GIB,
+        "days": days(tokens, flops / tokens, gpus, GPUS[gpu].peak, 0.35),
+    }
+
+
+def planned_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    for i, (part, color) in enumerate(PART_COLORS.items()):
+        figure.add_bar(y=["one rank"], x=[v["parts"][i]], name=part, orientation="h", marker_color=COLORS[color])
+    for look in ROOM:
+        figure.add_scatter(x=v["room"], y=[-0.6, 0.6], mode="lines", **look, yaxis="y2")
+    figure.add_scatter(**ROOM_KEY)
+    figure.update_xaxes(title="GiB on the fullest rank", range=[0, 190])
+    hidden = {"overlaying": "y", "range": [-0.6, 0.6], "visible": False}
+    figure.update_layout(barmode="stack", height=280, legend_traceorder="normal")
+    return figure.update_layout(yaxis={"showticklabels": False, "ticks": ""}, yaxis2=hidden)
+
+
+def cost(gpu: str, mfu: float, price: float) -> dict:
+    """GPU hours of each rung, and what they cost at a price per GPU hour."""
+    hours = [work(name)[1] / (GPUS[gpu].peak * mfu) / 3600 for name in LADDER]
+    return {"cost": [price * h for h in hours], "first": price * hours[0], "last": price * hours[-1], "hours": hours[-1]}
+
+
+def cost_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    figure.add_bar(x=list(LADDER), y=v["cost"], name="cost", marker_color=COLORS["blue"])
+    figure.update_xaxes(title="rung of the ladder", type="category")
+    figure.update_yaxes(title="cost, in your currency", type="log", range=[0.9, 7.1], **powers(*range(1, 8)))
+    return figure.update_layout(height=370, margin={"t": 16})

@@ -1,0 +1,170 @@
+"""What does the book's site need beyond Jupyter Book, so that it asks no other host for anything?
+
+A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book --config _config.yml`` is enough. It
+
+1. tells the notebooks that they run for the book (NGPT_BOOK: no widget state in outputs) and decides whether they run at
+   all: NGPT_BOOK_EXECUTE = cache (the default), force, or off (pages from the stored outputs);
+2. puts a hash of both packages into the path of the execution cache, which otherwise knows the notebooks' code alone and
+   would serve stale results of changed functions;
+3. serves plotly.js and MathJax from the installed packages, each only on pages that use it, and one copy of
+   ``explorer.js`` in place of the copies inside the outputs;
+4. drops the scripts of live kernels (thebe, widgets), which would come from elsewhere;
+5. makes the Colab buttons from the repository's one address;
+6. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
+7. loads ``api.py``, which makes the reference from the docstrings.
+"""
+
+import hashlib
+import os
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlparse
+
+import plotly
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.errors import ConfigError
+from sphinx.util.fileutil import copy_asset
+
+import ngpt_core
+
+from ..explorer import page
+
+PACKAGES = (Path(ngpt_core.__file__).parent, Path(__file__).parents[1])
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+MATHJAX = "sphinx-mathjax-offline"
+COLAB = "https://colab.research.google.com/github"
+
+
+def package_hash() -> str:
+    """Changes with any source file of ngpt_core or ngpt_book, and with the Python and plotly that run it."""
+    digest = hashlib.sha1(f"{sys.version_info[:2]} {plotly.__version__}".encode())
+    for package in PACKAGES:
+        for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".js", ".css", ".cpp", ".json")):
+            digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def configure(app: Sphinx, config) -> None:
+    os.environ["NGPT_BOOK"] = "1"  # inherited by the kernels
+    mode = os.environ.get("NGPT_BOOK_EXECUTE") or config.nb_execution_mode
+    if mode not in ("cache", "force", "off"):
+        raise ConfigError(f"NGPT_BOOK_EXECUTE is cache, force or off, got {mode!r}.")
+    config.nb_execution_mode = mode
+    config.nb_execution_cache_path = str(Path(app.outdir).parent / ".jupyter_cache" / package_hash())
+    # The theme knows no placeholder: it gets the address, and shows its own buttons, once there is a real one.
+    options = config.html_theme_options
+    config.ngpt_repository = options.get("repository_url", "")
+    real = not (urlparse(config.ngpt_repository).hostname or ".invalid").endswith(".invalid")
+    options |= {"use_repository_button": real, "use_issues_button": real}
+    if not real:
+        options.pop("repository_url", None)
+
+
+def copy_files(app: Sphinx) -> None:
+    """Third-party code is taken from the installed packages at build time, never kept in the repository."""
+    static = Path(app.outdir) / "_static"
+    static.mkdir(parents=True, exist_ok=True)
+    copy_asset(str(PLOTLY), str(static))
+    wheel = metadata.distribution(MATHJAX)  # its folder carries a hyphen: it cannot be imported by name
+    mathjax = Path(wheel.locate_file(MATHJAX)) / "static" / "mathjax"
+    for part in ("tex-chtml.js", "output/chtml/fonts/woff-v2", "input/tex/extensions", "sre/mathmaps", "a11y"):
+        target = static / "mathjax" / part
+        copy_asset(str(mathjax / part), str(target if (mathjax / part).is_dir() else target.parent))
+    (static / "ngx.js").write_text(page.script(book=True), encoding="utf-8")
+
+
+def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
+    """The page will load one ngx.js: the copies inside its outputs go, and the page is marked as one that draws."""
+    for node in doctree.findall(nodes.raw):
+        if 'class="ngx"' in node.astext():
+            text = page.BUNDLE.sub("", node.astext())
+            node.children = [nodes.Text(text)]
+            node.rawsource = text
+            app.env.metadata[app.env.docname]["ngx"] = True
+
+
+def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """No page starts a kernel elsewhere: thebe's settings go with its scripts."""
+    for node in list(doctree.findall(nodes.raw)):
+        if "x-thebe-config" in node.astext():
+            node.parent.remove(node)
+
+
+def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """A browser may break a line between a formula or a name and the comma after it or the parenthesis before it: not here."""
+    for node in list(doctree.findall(lambda n: isinstance(n, nodes.math | nodes.literal))):
+        if isinstance(node, nodes.literal) and (len(node.astext()) > 30 or " " in node.astext()):
+            continue  # a long one must be able to break
+        if isinstance(node.parent, nodes.reference) and len(node.parent) == 1:
+            node = node.parent
+        parent, group = node.parent, [node]
+        i = parent.index(node)
+        before, after = parent[i - 1] if i else None, parent[i + 1] if i + 1 < len(parent) else None
+        if isinstance(after, nodes.Text) and (close := re.match(r"[^\s\w(\[]\S*", after)):
+            parent[i + 1] = nodes.Text(after[close.end() :])  # by its place: another text may be equal to it
+            group.append(nodes.Text(close[0]))
+        if isinstance(before, nodes.Text) and (opened := re.search(r"[(\[]+$", before)):
+            parent[i - 1] = nodes.Text(before[: opened.start()])
+            group.insert(0, nodes.Text(opened[0]))
+        if len(group) > 1:
+            parent.replace(node, nodes.inline("", "", *group, classes=["together"]))
+
+
+def wrap_sentences(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """An output of one line is a sentence, and wraps; one of several lines may be a table, and scrolls."""
+    for node in doctree.findall(nodes.literal_block):
+        if "stream" in node["classes"] and "\n" not in node.astext().strip():
+            node["classes"].append("sentence")
+
+
+def _foreign(script) -> bool:
+    name = getattr(script, "filename", None) or str(script)
+    body = (getattr(script, "attributes", None) or {}).get("body") or ""
+    return any(word in name for word in ("thebe", "require.min.js", "embed-amd")) or "THEBE_JS_URL" in body
+
+
+def page_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
+    for files in (context["script_files"], context["css_files"]):
+        files[:] = [f for f in files if not _foreign(f)]  # in place: the builder appends to the same list
+    if app.env.metadata.get(pagename, {}).get("ngx"):
+        app.add_js_file("plotly.min.js", loading_method="defer", charset="utf-8", priority=900)
+        app.add_js_file("ngx.js", loading_method="defer", priority=901)
+
+
+def colab_url(repository: str, branch: str, path: str) -> str:
+    """Where Colab opens a notebook of a repository.
+
+    >>> colab_url("https://github.com/owner/name", "main", "book/01.ipynb")
+    'https://colab.research.google.com/github/owner/name/blob/main/book/01.ipynb'
+    """
+    address = urlparse(repository)
+    place = address.path if address.hostname == "github.com" else f"/{address.hostname}{address.path}"
+    return f"{COLAB}{place}/blob/{branch}/{path}"
+
+
+def colab_button(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
+    """Jupyter Book's own button accepts nothing but a github.com address; the placeholder is not one yet."""
+    if doctree is None or not app.env.doc2path(pagename).endswith(".ipynb"):
+        return
+    options = app.config.html_theme_options
+    url = colab_url(app.config.ngpt_repository, options["repository_branch"], f"{options['path_to_docs']}/{pagename}.ipynb")
+    context["header_buttons"].append(
+        {"type": "link", "text": "", "tooltip": "Run in Colab", "icon": "fas fa-rocket", "url": url, "label": "colab"}
+    )
+
+
+def setup(app: Sphinx) -> dict:
+    app.setup_extension("ngpt_book.sphinx.api")
+    app.add_config_value("ngpt_repository", "", "html")
+    app.connect("config-inited", configure, priority=100)
+    app.connect("builder-inited", copy_files)
+    app.connect("doctree-read", take_out_bundles)
+    app.connect("doctree-resolved", drop_kernels, priority=900)
+    app.connect("doctree-resolved", keep_together, priority=900)
+    app.connect("doctree-resolved", wrap_sentences, priority=900)
+    app.connect("html-page-context", page_scripts, priority=900)
+    app.connect("html-page-context", colab_button, priority=700)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,86 @@
+"""What can a GPU do at most, and what can this device do? One table, from the vendors' data sheets."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["GIB", "GPUS", "Gpu", "peak_flops"]
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A card. Peaks are those of dense matrix products, in FLOP/s."""
+
+    name: str
+    """What torch's name of the device contains."""
+    memory: int
+    """Bytes."""
+    bf16: float | None
+    """None: no units for it. (A T4's 65 TFLOP/s are fp16, in which the trainer does not compute.)"""
+    fp32: float
+    """torch's own default: true fp32, not TF32."""
+    per_node: int = 8
+
+    @property
+    def precision(self) -> str:
+        """What ``--precision auto`` takes here."""
+        return "bf16" if self.bf16 else "fp32"
+
+    @property
+    def peak(self) -> float:
+        """In that precision."""
+        return self.bf16 or self.fp32
+
+
+GPUS = {  # a device is the first card whose name its own contains: "H100 PCIe" stands before "H100", "A100" before "A10"
+    "b200-180gb": Gpu("B200", 180 * GIB, 2.25e15, 75e12),
+    "b100-180gb": Gpu("B100", 180 * GIB, 1.8e15, 60e12),
+    "gh200-96gb": Gpu("GH200", 96 * GIB, 989e12, 67e12, 1),
+    "h200-141gb": Gpu("H200", 141 * GIB, 989e12, 67e12),
+    "h100-pcie-80gb": Gpu("H100 PCIe", 80 * GIB, 756e12, 51e12),
+    "h100-nvl-94gb": Gpu("H100 NVL", 94 * GIB, 835e12, 60e12),
+    "h100-80gb": Gpu("H100", 80 * GIB, 989e12, 67e12),
+    "a100-80gb": Gpu("A100", 80 * GIB, 312e12, 19.5e12),
+    "a100-40gb": Gpu("A100", 40 * GIB, 312e12, 19.5e12),
+    "l40s-48gb": Gpu("L40S", 48 * GIB, 362e12, 91.6e12),
+    "rtx4090-24gb": Gpu("4090", 24 * GIB, 165e12, 82.6e12),
+    "rtx3090-24gb": Gpu("3090", 24 * GIB, 71e12, 35.6e12),
+    "l4-24gb": Gpu("L4", 24 * GIB, 121e12, 30.3e12),
+    "a10-24gb": Gpu("A10", 24 * GIB, 125e12, 31.2e12),
+    "v100-32gb": Gpu("V100", 32 * GIB, None, 15.7e12),
+    "t4-16gb": Gpu("T4", 16 * GIB, None, 8.1e12, 1),
+}
+
+
+def peak_flops(device: torch.device) -> float:
+    """The peak of this device, FLOP/s: from the table, or measured where it has no entry, as the best matrix product of a
+    quarter of a second: on a machine that others use too, the first few may all have been interrupted.
+
+    A run with ``--precision fp32`` on a card with bf16 units is compared with the bf16 peak all the same.
+    """
+    import torch  # here: the table alone, which ``ngpt plan --help`` prints, does not wait for it
+
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        for card in GPUS.values():
+            if card.name in name:
+                return card.peak
+    n = 512 if device.type == "cpu" else 4096
+    x = torch.randn(n, n, device=device, generator=torch.Generator(device).manual_seed(0))
+    best, begin = math.inf, time.perf_counter()
+    last = begin + 0.25
+    while begin < last:
+        x @ x
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        end = time.perf_counter()
+        best, begin = min(best, end - begin), end
+    return 2 * n**3 / best

@@ -1,0 +1,72 @@
+"""How good is a trained model on held-out text? What ``ngpt eval`` computes and prints."""
+
+import json
+import math
+
+import torch
+
+from ..train.config import TrainConfig
+from ..train.evaluate import bits_per_byte, evaluate, evaluate_positions
+from ..train.memory import room_for
+from ..train.run import Run, open_blend
+from ..train.world import World
+from .trained import open_model, pick_device, run_of
+
+__all__ = ["evaluate_run", "evaluation_text"]
+
+
+def evaluate_run(
+    folder: str, data: list[str] | None, windows: int, seq_len: int | None, rows: int, device: str
+) -> dict[str, object]:
+    """Held-out loss, bits per byte, perplexity and per-position loss."""
+    for name, value in (("windows", windows), ("batch-size", rows), ("seq-len", 1 if seq_len is None else seq_len)):
+        if value < 1:
+            raise ValueError(f"--{name} must be at least 1; got {value}.")
+    with room_for("evaluating", "Lower --batch-size or --seq-len, or use --device cpu."):
+        return _evaluate(folder, data, windows, seq_len, rows, pick_device(device))
+
+
+def _evaluate(
+    folder: str, data: list[str] | None, windows: int, seq_len: int | None, rows: int, device: torch.device
+) -> dict[str, object]:
+    model, _ = open_model(folder, device)
+    run = run_of(folder)
+    config, packed_with = (TrainConfig(), None) if run is None else (Run.settings(run), Run.read(run)["tokenizer"])
+    corpora = open_blend(tuple(data or config.val_data or config.data), model.config.vocab_size, packed_with, folder)
+    corpora = [(corpus, weight) for corpus, weight in corpora if corpus.has("val")]
+    if not corpora:
+        raise ValueError("there is no held-out split to evaluate on: pack the corpus with --val-fraction above 0.")
+    seq_len = seq_len or config.seq_len
+    result = evaluate(model, corpora, windows, rows, seq_len, World(device))
+    if not result.tokens:
+        raise ValueError("the held-out split has no token to predict: its documents are too short. Pack it from more text.")
+    positions = evaluate_positions(model, corpora, windows, rows, seq_len)
+    return {
+        "loss": result.loss,
+        "perplexity": math.exp(result.loss),
+        "bits_per_byte": bits_per_byte(result.loss, corpora),
+        "tokens": result.tokens,
+        "seq_len": seq_len,
+        "loss_by_position": positions,
+    }
+
+
+def evaluation_text(result: dict, as_json: bool) -> str:
+    """The result of ``evaluate_run`` as ``ngpt eval`` prints it."""
+    if as_json:
+        return json.dumps(result)
+    lines = [
+        f"loss           {result['loss']:.4f}  (nats per token, {result['tokens']:,} held-out tokens)",
+        f"bits per byte  {result['bits_per_byte']:.4f}",
+        f"perplexity     {result['perplexity']:.3f}",
+        "loss by position of the window",
+    ]
+    start, losses = 0, result["loss_by_position"]
+    while start < len(losses):  # 0, 1, 2-3, 4-7, 8-15, ...
+        stop = min(max(2 * start, start + 1), len(losses))
+        part = [x for x in losses[start:stop] if not math.isnan(x)]
+        if part:
+            place = f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
+            lines.append(f"  {place:>11}  {sum(part) / len(part):.4f}")
+        start = stop
+    return "\n".join(lines)

@@ -1,0 +1,334 @@
+"""What will a run need: memory on each GPU, time, and which command starts it?
+
+``ngpt plan --preset 30B --gpus 64 --gpu h100-80gb``. Parameters and optimizer state are counted exactly, as ``parallel.py``
+cuts them (a test compares with real FSDP2 shards); FLOPs follow from the shapes; activations are an estimate from what each
+block keeps for its backward pass, and the time rests on an assumed MFU. Both are marked as such.
+
+Symbols: N ranks, T seq_len, b sequences that a rank processes at once (micro-batch), d d_model, V vocabulary, L blocks.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from shlex import quote
+from textwrap import wrap
+
+import torch
+
+from ..config import ModelConfig
+from ..gpus import GIB, GPUS, Gpu
+from ..nn.model import LanguageModel
+from ..nn.moe import Experts
+from ..nn.scale import Scale
+from ..presets import PRESETS, count_parameters, preset
+from ..train.config import TrainConfig, check_length, check_recipe, model_config, recipe_numbers, run_defaults, total_steps
+from ..train.flops import flops_per_token
+
+__all__ = ["Memory", "memory", "plan", "plan_for", "state_bytes"]
+
+WIDTH = 84  # columns of the page
+RESERVE = 5 * GIB  # the driver's context, NCCL's buffers, fragments: what a run cannot have
+
+
+# ---- exact: what FSDP leaves on a rank -------------------------------------------------------------------------------
+@cache
+def _shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """(whole, experts or rows; shape) of every parameter: the three ways in which ``parallel.py`` treats them."""
+    from ..train.parallel import WHOLE  # imports torch.distributed, which a plan need not pay before it is asked
+
+    with torch.device("meta"):
+        modules = list(LanguageModel(model).modules())
+    return [
+        ("whole" if isinstance(m, Scale) or name in WHOLE else "experts" if isinstance(m, Experts) else "rows", tuple(p.shape))
+        for m in modules
+        for name, p in m.named_parameters(recurse=False)
+    ]
+
+
+def state_bytes(model: ModelConfig, config: TrainConfig, ranks: int) -> dict[str, int]:
+    """Bytes on the fullest rank of fp32 parameters, and of the optimizer's two fp32 moments, as ``parallel.py`` cuts them."""
+    fsdp = ranks // config.replicas
+    shard = fsdp // config.expert_parallel
+    numel = 0
+    for kind, shape in _shapes(model):
+        if ranks == 1 or kind == "whole":
+            numel += math.prod(shape)
+        elif kind == "experts" and config.expert_parallel > 1:
+            E, ff, d = shape
+            E //= config.expert_parallel
+            along_ff = E % shard and ff % shard == 0
+            numel += E * (ff // shard) * d if along_ff else -(-E // shard) * ff * d
+        else:
+            numel += -(-shape[0] // fsdp) * math.prod(shape[1:])
+    return {"parameters": 4 * numel, "optimizer": 8 * numel}
+
+
+# ---- from the shapes -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest rank."""
+
+    parameters: int
+    optimizer: int
+    gradients: int
+    gathered: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+
+def _kept(c: ModelConfig, letter: str, how: str) -> float:
+    """Numbers that a block keeps for each token until its backward pass (estimate): its step, and what its mixer needs."""
+    d = c.d_model
+    if how == "full":
+        return d
+    if letter == "M":
+        products = 2 * c.d_inner + 2 * c.groups * c.state + c.mamba_heads + d
+        others = 3 * c.d_inner + 4 * c.groups * c.state + c.d_inner * c.state / max(c.chunk, 1)
+    elif letter == "*":
+        products = (2 * c.n_heads + 2 * c.n_kv_heads) * c.head_dim + d
+        others = (2 * c.n_heads + 2 * c.n_kv_heads) * c.head_dim
+    elif letter == "E":
+        products = c.top_k * (c.expert_ff + d) + c.shared_ff + d
+        others = c.top_k * (c.expert_ff + 2 * d) + c.shared_ff + 4 * c.n_experts
+    else:
+        products, others = 2 * c.ff + d, 2 * c.ff
+    step = 4 * d
+    return d + products + (others + step if how == "none" else 0)
+
+
+def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
+    """What a rank needs at the worst moment of a step.
+
+    ``parameters``, ``optimizer`` and ``gradients`` are exact, the rest estimates.
+    Activations and gathered weights have two bytes a number, and four with
+    ``--precision fp32``.
+    """
+    state = state_bytes(model, config, ranks)
+    tokens = (config.micro_batch or config.batch_size // ranks) * config.seq_len
+    d, counts = model.d_model, {letter: model.pattern.count(letter) for letter in "M*-E"}
+    how, again = config.activation_checkpointing, 0
+    kept = sum(n * _kept(model, letter, how) for letter, n in counts.items())
+    if how != "none":  # the block that is computed again
+        again = max(_kept(model, letter, "none") for letter, n in counts.items() if n)
+    total, _ = count_parameters(model)
+    biggest = max(_block_parameters(model).values()) / config.expert_parallel
+    chunk = min(max(256, d), tokens)
+    width = 4 if config.precision == "fp32" else 2
+    whole = 2 * biggest if config.reshard else total
+    return Memory(
+        parameters=state["parameters"],
+        optimizer=state["optimizer"],
+        gradients=state["parameters"],
+        # this block and the next one as they compute (or all blocks), and
+        # a block's gradients before and, in fp32, after they are scattered
+        gathered=int(whole * width + biggest * (width + 4)),
+        activations=int(width * tokens * (kept + again)),
+        # a chunk of logits; W and its gradient; h and its gradient
+        logits=4 * chunk * model.vocab_size + (width + 4) * (model.vocab_size + tokens) * d,
+    )
+
+
+def _block_parameters(model: ModelConfig) -> dict[str, int]:
+    """Parameters of one block of each kind in the pattern, by difference."""
+    base = count_parameters(model).total
+    return {
+        letter: count_parameters(replace(model, pattern=model.pattern + letter)).total - base for letter in set(model.pattern)
+    }
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+def alternatives(model: ModelConfig, config: TrainConfig, ranks: int, room: int) -> list[str]:
+    """What would make a run fit that does not: each change alone where it suffices, then all of them on more GPUs."""
+    found = []
+    changes = {
+        "--activation-checkpointing full": {"activation_checkpointing": "full"},
+        "--micro-batch 1": {"micro_batch": 1},
+        "--micro-batch 1 --activation-checkpointing full": {"micro_batch": 1, "activation_checkpointing": "full"},
+    }
+    if config.replicas > 1:
+        changes["--replicas 1"] = {"replicas": 1}
+    for text, change in changes.items():
+        if memory(model, replace(config, **change), ranks).total <= room:
+            found.append(text)
+    tight = replace(config, micro_batch=1, activation_checkpointing="full", replicas=1)
+    more = ranks
+    while not found and more < 65536:
+        more *= 2
+        if config.batch_size % more == 0 or config.batch_size < more:
+            if memory(model, replace(tight, batch_size=max(config.batch_size, more)), more).total <= room:
+                found.append(f"--gpus {more} --micro-batch 1 --activation-checkpointing full")
+    return found
+
+
+def plan_for(
+    settings: Mapping[str, object], model_settings: Mapping[str, object], gpus: int, gpu: str, mfu: float
+) -> tuple[str, bool]:
+    """``plan`` from a user's settings. Micro-batch and activation checkpointing that were not given are chosen so that it fits:
+    the least recomputation first, then the largest micro-batch."""
+    model = model_config(model_settings)
+    config = TrainConfig.from_dict({**run_defaults(model), **settings})
+    _check(model, config, gpus, gpu, mfu)
+    choices = [config]
+    if not settings.keys() & {"micro_batch", "activation_checkpointing"}:
+        share = config.batch_size // gpus
+        rows = [n for n in range(share, 0, -1) if share % n == 0]
+        kinds = ("none", "selective", "full")
+        choices = [replace(config, activation_checkpointing=how, micro_batch=n) for how in kinds for n in rows]
+    fitting = (choice for choice in choices if memory(model, _on(GPUS[gpu], choice), gpus).total <= _room(gpu))
+    return plan(model, next(fitting, choices[-1]) if len(choices) > 1 else config, gpus, gpu, mfu)
+
+
+def _on(card: Gpu, config: TrainConfig) -> TrainConfig:
+    """The config with the precision that a run has on this card."""
+    if config.precision == "bf16" and not card.bf16:
+        raise ValueError("this card has no bf16 units and would emulate them: leave --precision out (auto), or set it to fp32.")
+    return replace(config, precision=card.precision) if config.precision == "auto" else config
+
+
+def _room(gpu: str) -> int:
+    return GPUS[gpu].memory - RESERVE
+
+
+def _check(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: float) -> None:
+    """Can such a run be started at all?"""
+    if gpu not in GPUS:
+        raise ValueError(f"there is no GPU {gpu!r} in the table; there are {', '.join(GPUS)}.")
+    if gpus < 1 or not 0 < mfu <= 1:
+        raise ValueError(f"--gpus must be at least 1 and --mfu in (0, 1]; got {gpus} and {mfu}.")
+    per = config.replicas * config.expert_parallel
+    if gpus % per:
+        raise ValueError(f"{gpus} GPUs do not divide into {config.replicas} replicas x {config.expert_parallel} expert ranks.")
+    if config.expert_parallel > 1 and (not model.n_experts or model.n_experts % config.expert_parallel):
+        raise ValueError(f"{model.n_experts} experts do not divide into --expert-parallel {config.expert_parallel} ranks.")
+    if config.batch_size % gpus:
+        raise ValueError(
+            f"the global batch of {config.batch_size} sequences does not divide into {gpus} GPUs: set --batch-size."
+        )
+    check_length(config, model)
+    share = config.batch_size // gpus
+    if config.micro_batch and share % config.micro_batch:
+        raise ValueError(f"a rank's share of {share} sequences does not divide into --micro-batch {config.micro_batch}.")
+
+
+def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: float = 0.35) -> tuple[str, bool]:
+    """(the page that ``ngpt plan`` prints, whether the run fits)."""
+    _check(model, config, gpus, gpu, mfu)
+    card = GPUS[gpu]
+    steps = total_steps(config, model)
+    check_recipe(config, model, steps)
+    tokens = steps * config.batch_size * config.seq_len
+    there = _on(card, config)
+    count, flops, need = count_parameters(model), flops_per_token(model, config.seq_len), memory(model, there, gpus)
+    peak = card.bf16 if there.precision == "bf16" else card.fp32
+    seconds = tokens * flops / (gpus * peak * mfu)
+    room = _room(gpu)
+    fits = need.total <= room
+    lines = [
+        f"{model.name or 'model'} ({'nGPT' if model.normalized else 'GPT'}): {_big(count.total, 3)} parameters, "
+        f"{_big(count.active, 3)} active per token (without the input embedding)",
+        f"{steps:,} steps x {config.batch_size} sequences x {config.seq_len} tokens = {_big(tokens, 1)} tokens",
+        f"{_flops(flops)} per token (forward and backward), {tokens * flops:.2e} in all",
+        f"about {_time(seconds)} on {gpus} x {gpu} in {there.precision} ({peak / 1e12:,.4g} TFLOP/s each)",
+        f"  at an assumed MFU of {mfu:.0%}: {gpus * peak * mfu / flops:,.0f} tokens/s (measure yours: metrics.jsonl has it)",
+        "",
+        f"memory per rank, GiB (room: {room / GIB:.1f} of {card.memory / GIB:.0f})",
+    ]
+    notes = {"parameters": "fp32, exact", "optimizer": "two fp32 moments, exact", "gradients": "fp32, exact"}
+    for name, size in vars(need).items():
+        lines.append(f"  {name:<12}{size / GIB:8.2f}   {notes.get(name, 'estimate')}")
+    lines += [f"  {'total':<12}{need.total / GIB:8.2f}   {'fits' if fits else 'DOES NOT FIT'}", ""]
+    if not fits:
+        ways = alternatives(model, there, gpus, room)
+        lines += ["it would fit with: " + ("; or ".join(ways) if ways else "none of the changes this plan knows"), ""]
+    lines += [
+        "learning rates of the recipe (peak)",
+        *_rates(model, config, steps),
+        "",
+        "to start it",
+        *_commands(model, config, gpus, card, steps),
+    ]
+    return "\n".join(lines), fits
+
+
+def _flops(n: float) -> str:
+    return f"{n / 1e9:,.2f} GFLOPs" if n >= 1e8 else f"{n / 1e6:,.2f} MFLOPs"
+
+
+def _big(n: float, digits: int) -> str:
+    if n < 1e6:
+        return f"{n:,.0f}"
+    return f"{n / 1e9:,.{digits}f}B" if n >= 1e8 else f"{n / 1e6:,.{digits}f}M"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.0f} seconds" if seconds >= 1 else "a second or less"
+
+
+def _rates(model: ModelConfig, config: TrainConfig, steps: int) -> list[str]:
+    """The distinct settings of the recipe's table, each with the parameters that have it."""
+    from .. import recipe
+
+    with torch.device("meta"):
+        net = LanguageModel(model)
+    kinds: dict[tuple, set[str]] = {}
+    for row in recipe.table(net, steps, recipe_numbers(config, model, steps)):
+        kinds.setdefault((row["lr"], row["warmup"]), set()).add(".".join(row["name"].split(".")[-2:]).removesuffix(".weight"))
+    lines = []
+    for (lr, warmup), names in sorted(kinds.items(), key=lambda item: -item[0][0]):
+        start = f"  {lr:<10.3g}{f'warmup {warmup:.0%}' if warmup else '':<13}"
+        lines += wrap(", ".join(sorted(names)), WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
+    return lines
+
+
+def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, steps: int) -> list[str]:
+    local = max(n for n in range(1, card.per_node + 1) if gpus % n == 0)  # as many ranks on every node
+    nodes = gpus // local
+    flags = ["" if model.normalized else "--baseline", f"--steps {steps}"]
+    flags += [f"--batch-size {config.batch_size}", f"--seq-len {config.seq_len}"]
+    said = {"steps", "batch_size", "seq_len", "data", "out", "name", "normalized"}
+    usual = preset(model.name, model.normalized) if model.name in PRESETS else model
+    for mine, default in ((model, usual), (config, TrainConfig())):
+        for f in fields(mine):
+            value = getattr(mine, f.name)
+            if f.name not in said and value != getattr(default, f.name):
+                flags.append(_as_flag(f.name, value))
+    data = "DIR" if config.data == TrainConfig().data else " ".join(map(quote, config.data))
+    where = f"--data {data} --out {quote(config.out or 'RUN')} --resume"
+    train = [f"-m ngpt_core train --preset {model.name or 'pico'}", *filter(None, flags), where]
+    if nodes == 1:
+        return _shell(["torchrun --standalone", f"--nproc-per-node {local}", *train])
+    meeting = ["--rdzv-backend c10d", "--rdzv-id $SLURM_JOB_ID", "--rdzv-endpoint $head:29500"]
+    return [
+        "  #!/bin/bash",
+        f"  #SBATCH --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={local} --signal=TERM@120 --requeue",
+        "  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100",  # torchrun ends its ranks so many seconds after SIGTERM, else 30
+        '  head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        *_shell([f"srun torchrun --nnodes {nodes} --nproc-per-node {local}", *meeting, *train]),
+    ]
+
+
+def _as_flag(name: str, value: object) -> str:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return " ".join([f"--{flag}", *(quote(str(x)) for x in (value if isinstance(value, tuple) else (value,)))])
+
+
+def _shell(words: list[str]) -> list[str]:
+    """A command in lines that a shell reads as one; a flag stays with its value."""
+    lines = ["  " + words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) + 2 > WIDTH:
+            lines[-1] += " \\"
+            lines.append("    " + word)
+        else:
+            lines[-1] += " " + word
+    return lines

@@ -1,0 +1,245 @@
+"""Are the fast paths right on this very machine, and how fast are they?
+
+    ngpt selftest [--device cuda]
+
+Each fast path runs beside its slow twin on the same random inputs: the largest relative error of values and gradients, the
+tolerance, and the time of the fast one as a share of the slow one's. The table can be pasted into a report. On a machine with a
+GPU this is also how the timings that nobody has measured yet get measured.
+"""
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import __version__, sphere
+from ..config import ModelConfig
+from ..nn.head import linear_cross_entropy, logit_scale
+from ..nn.mamba2 import causal_conv, conv
+from ..nn.moe import MoE
+from ..nn.ssd import kernel_missing, ssd, ssd_chunked, ssd_recurrent
+from ..optim.gated_adamw import GatedAdamW
+from ..optim.pmen import PMEN
+from ..optim.smgc import SMGC
+
+__all__ = ["Row", "format_rows", "main", "run"]
+
+Result = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. ``error`` is relative to the twin's largest value, ``ratio`` the fast one's time over the slow one's."""
+
+    name: str
+    error: float
+    tolerance: float
+    ratio: float
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.tolerance
+
+
+def _now(device: torch.device) -> float:
+    """CPU time of this process; on an accelerator the wall clock, after everything that was asked for is done."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _error(fast: Result, slow: Result) -> float:
+    """The largest error of any tensor, relative to its twin's largest value. A nan is infinitely wrong: max would lose it."""
+    pairs = [(x.double(), y.double()) for x, y in zip(fast, slow, strict=True)]
+    errors = [float((x - y).abs().max() / y.abs().max().clamp_min(1e-30)) for x, y in pairs]
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
+
+
+def _compare(name: str, fast: Callable[[], Result], slow: Callable[[], Result], tolerance: float, device, note="") -> Row:
+    error = _error(fast(), slow())  # the first calls also compile, allocate and warm up
+    times: dict[Callable, list[float]] = {fast: [], slow: []}
+    for _ in range(5):
+        for which in (fast, slow):  # interleaved: what else the machine does hits both
+            start = _now(device)
+            which()
+            times[which].append(_now(device) - start)
+    return Row(name, error, tolerance, median(f / s for f, s in zip(times[fast], times[slow])), note)
+
+
+def _with_gradients(make: Callable[..., Tensor], *inputs: Tensor) -> Result:
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = make(*leaves)
+    weight = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=out.dtype).view_as(out)
+    return [out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)]
+
+
+# ---- the comparisons -------------------------------------------------------------------------------------------------
+def _optimizer(device: torch.device) -> Row:
+    draw = torch.Generator().manual_seed(0)
+    start = sphere.random(512, 384, generator=draw).to(device)
+    gradients = [(10 ** (4 * torch.rand(512, 1, generator=draw) - 9) * torch.randn(512, 384, generator=draw)) for _ in range(8)]
+    gradients = [g.masked_fill(torch.rand(512, 1, generator=draw) < 0.1, 0.0).to(device) for g in gradients]
+
+    kinds = {  # rows as the recipe has them, rows with what it leaves out, coordinates
+        "rows": dict(unit_dim=-1, cap=0.0175, pmen=PMEN()),
+        "others": dict(unit_dim=-1, pmen=PMEN(profile="smooth", reference="adam"), a=0.3, maximize=True, weight_decay=0.1),
+        "coordinates": dict(a=1.0, weight_decay=0.1),
+    }
+
+    def trained(fused: bool | None) -> Result:
+        params = {name: torch.nn.Parameter(start.clone()) for name in kinds}
+        groups = [{"params": [(name, params[name])], **kind} for name, kind in kinds.items()]
+        optimizer = GatedAdamW(groups, lr=0.01, smgc=SMGC(start=2), fused=fused, nonfinite="off")
+        for g in gradients:
+            for p in params.values():
+                p.grad = g
+            optimizer.step()
+        moments = [optimizer.state[p][key] for p in params.values() for key in ("exp_avg", "exp_avg_sq")]
+        return [*(p.detach() - start for p in params.values()), *moments]
+
+    from ..optim.fused import usable
+
+    missing = usable(start, start, -1)
+    note = f"no fused step here: {missing}" if missing else ""
+    return _compare("optimizer: fused step / plain step", lambda: trained(None), lambda: trained(False), 1e-4, device, note)
+
+
+def _packed(b: int, T: int, device: torch.device) -> Tensor:
+    """Documents of several lengths: borders inside chunks and on their edges."""
+    cuts = torch.tensor([T // 16, T // 4, T // 2, T - 5])
+    return (torch.arange(T)[:, None] >= cuts).sum(1).expand(b, T).to(device)
+
+
+def _absent(package: str) -> str:
+    return f"{package} is not installed: plain torch against itself" if kernel_missing(package) else ""
+
+
+def _scans(device: torch.device) -> Iterator[Row]:
+    """With an initial state and packed documents: what leaks between documents would show as a large error."""
+    draw = torch.Generator().manual_seed(1)
+    b, T, H, P, G, N = 2, 256, 8, 64, 2, 64
+    shapes = ((b, T, H, P), (b, T, G, N), (b, T, G, N), (H,), (b, H, P, N))
+    x, B, C, D, S = (torch.randn(*shape, generator=draw) for shape in shapes)
+    dt = F.softplus(torch.randn(b, T, H, generator=draw) - 3)
+    A = -torch.exp(torch.rand(H, generator=draw))
+    inputs, documents = [t.to(device) for t in (x, dt, A, B, C, D, S)], _packed(b, T, device)
+
+    def scan(form: Callable) -> Callable[[], Result]:
+        return lambda: _with_gradients(lambda *t: torch.cat([part.flatten() for part in form(*t, documents)]), *inputs)
+
+    yield _compare("scan: chunked / recurrence", scan(ssd_chunked), scan(ssd_recurrent), 1e-4, device)
+    if device.type == "cuda":  # float32 in the kernels is TF32: three digits
+        note = _absent("mamba_ssm")
+        yield _compare("scan: kernels / chunked", scan(ssd), scan(ssd_chunked), 5e-3, device, note)
+
+
+def _convolutions(device: torch.device) -> Iterator[Row]:
+    draw = torch.Generator().manual_seed(4)
+    x, w, bias = (torch.randn(*s, generator=draw).to(device) for s in ((2, 256, 512), (4, 512), (512,)))
+    documents = _packed(2, 256, device)
+
+    def by_torch(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return F.silu(F.conv1d(F.pad(x.mT, (3, 0)), w.mT[:, None], bias, groups=512)).mT
+
+    def one_by_one(x: Tensor, w: Tensor, bias: Tensor, state: None, documents: Tensor) -> Tensor:
+        lengths = documents[0].bincount().tolist()
+        return torch.cat([by_torch(part, w, bias) for part in x.split(lengths, 1)], 1)
+
+    def by(form: Callable, *packed: Tensor | None) -> Callable[[], Result]:
+        return lambda: _with_gradients(lambda *t: form(*t, *packed), x, w, bias)
+
+    yield _compare("convolution: ours / torch's", by(causal_conv), by(by_torch), 1e-4, device)
+    packed = None, documents
+    yield _compare("convolution: packed / one by one", by(causal_conv, *packed), by(one_by_one, *packed), 1e-4, device)
+    if device.type == "cuda":
+        note = _absent("causal_conv1d")
+        yield _compare("convolution: kernel / ours", by(conv, *packed), by(causal_conv, *packed), 1e-4, device, note)
+
+
+def _experts(device: torch.device) -> Row:
+    """A whole MoE layer, sorted by expert, against a loop that visits every expert. On CUDA in bfloat16: its one kernel's."""
+    dtype, (E, k, ff, d) = torch.bfloat16 if device.type == "cuda" else torch.float32, (32, 4, 128, 256)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        layer = MoE(ModelConfig(vocab_size=2, d_model=d, pattern="E", n_experts=E, top_k=k, expert_ff=ff)).to(device, dtype)
+        h = sphere.random(2, 256, d).to(device, dtype)
+
+    def loop(h: Tensor) -> Tensor:
+        x = h * layer.s_moe()
+        _, chosen, weights = layer.router(x)
+        x, chosen, weights = (t.flatten(0, 1) for t in (x, chosen, weights))
+        out, s_u = torch.zeros_like(x), layer.experts.s_u()
+        for e, (up, down) in enumerate(zip(layer.experts.up.unbind(), layer.experts.down.unbind())):
+            token, place = (chosen == e).nonzero(as_tuple=True)
+            y = F.relu(F.linear(x[token], up) * s_u).square() @ down
+            out = out.index_add(0, token, y * weights[token, place, None].to(dtype))
+        return out.view_as(h)
+
+    def with_weights(form: Callable[[Tensor], Tensor]) -> Callable[[], Result]:
+        weights = [layer.experts.up, layer.experts.down, layer.experts.s_u.weight, layer.router.weight]
+
+        def run() -> Result:
+            x = h.clone().requires_grad_()
+            out = form(x)
+            return [out.detach(), *torch.autograd.grad(out.float().square().sum(), [x, *weights])]
+
+        return run
+
+    tolerance = 5e-2 if dtype == torch.bfloat16 else 1e-4
+    fast, slow = with_weights(lambda h: layer(h)[0]), with_weights(loop)
+    return _compare("experts: sorted products / loop", fast, slow, tolerance, device)
+
+
+def _loss(device: torch.device) -> Row:
+    draw = torch.Generator().manual_seed(3)
+    n, d, V = 512, 256, 8192
+    h, w = sphere.random(n, d, generator=draw).to(device), sphere.random(V, d, generator=draw).to(device)
+    s_z = (10 + torch.rand(V, generator=draw)).to(device)
+    targets = torch.randint(0, V, (n,), generator=draw).to(device)
+
+    def naive(h: Tensor, w: Tensor, s_z: Tensor) -> Tensor:
+        return F.cross_entropy(logit_scale(F.linear(h, w), s_z), targets)
+
+    fast = lambda: _with_gradients(lambda h, w, s: linear_cross_entropy(h, w, targets, s_z=s), h, w, s_z)  # noqa: E731
+    return _compare("loss: chunked / whole logits", fast, lambda: _with_gradients(naive, h, w, s_z), 1e-4, device)
+
+
+def run(device: str = "cpu") -> list[Row]:
+    """Every comparison on this device."""
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or cuda (cuda:1, ...); got {device!r}.")
+    where = torch.device(device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: this torch ({torch.__version__}) sees no CUDA device here. Use --device cpu.")
+    return [_optimizer(where), *_scans(where), *_convolutions(where), _experts(where), _loss(where)]
+
+
+def format_rows(rows: list[Row], device: str = "cpu") -> str:
+    """The table as text, with what a reader of a report needs to know about the machine."""
+    where = torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else platform.machine()
+    lines = [
+        f"ngpt_core {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {device}: {where}",
+        "",
+        f"{'fast path / slow twin':40s} {'error':>9s} {'allowed':>9s} {'time':>7s}",
+    ]
+    for row in rows:
+        verdict = "ok" if row.passed else "WRONG"
+        lines.append(f"{row.name:40s} {row.error:9.1e} {row.tolerance:9.0e} {row.ratio:6.2f}x  {verdict}")
+        if row.note:
+            lines.append(f"    {row.note}")
+    return "\n".join(lines)
+
+
+def main(device: str = "cpu") -> int:
+    """Print the table; 0 if every fast path agrees with its twin, 1 otherwise."""
+    rows = run(device)
+    print(format_rows(rows, device))
+    return 0 if all(row.passed for row in rows) else 1
