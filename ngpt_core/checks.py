@@ -12,16 +12,16 @@ from torch import Tensor
 LEAST_DIVISOR = 1e-30  # constants below are refused where the update divides by them: float32 holds d / 1e-30 up to d = 3e8
 
 
-def number(x: object) -> bool:
+def is_number(x: object) -> bool:
     """A real number, nan and infinities included; or a tensor that holds one."""
     return (isinstance(x, Real) and not isinstance(x, bool)) or (isinstance(x, Tensor) and x.numel() == 1)
 
 
-def within(x: object, low: float, *, open: bool = False) -> bool:
+def is_within(x: object, low: float, *, open: bool = False) -> bool:
     """A finite number >= low (``open``: > low)."""
-    return number(x) and low <= float(x) < math.inf and not (open and float(x) == low)
+    return is_number(x) and low <= float(x) < math.inf and not (open and float(x) == low)
 
 
-def count(x: object, least: int) -> bool:
+def is_count(x: object, least: int) -> bool:
     """A whole number >= least; 500.0 is one too."""
-    return number(x) and (isinstance(x, Integral) or float(x).is_integer()) and x >= least
+    return is_number(x) and (isinstance(x, Integral) or float(x).is_integer()) and x >= least

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral
 
-from .checks import number, within
+from .checks import is_number, is_within
 
 __all__ = ["FORMAT", "LAYERS", "ModelConfig"]
 
@@ -28,9 +28,9 @@ def _fail(field: str, rule: str, value: object) -> ValueError:
 
 def _plain(value: object) -> object:
     """Numbers of numpy, torch and others as Python's own, and lists of them as tuples: what can be hashed, and written down."""
-    if isinstance(value, list | tuple) and all(map(number, value)):
+    if isinstance(value, list | tuple) and all(map(is_number, value)):
         return tuple(map(_plain, value))
-    if not number(value) or type(value) in (int, float):
+    if not is_number(value) or type(value) in (int, float):
         return value
     value = value.item() if hasattr(value, "item") else value
     return int(value) if isinstance(value, Integral) else float(value)
@@ -228,20 +228,20 @@ class ModelConfig:
                 raise _fail(name, "must be True or False", getattr(self, name))
         for name in SCALES:
             init, scale = getattr(self, f"{name}_init"), getattr(self, f"{name}_scale")
-            if not (within(init, -math.inf, open=True) or (init is None and name in ("s_mamba", "s_moe"))):
+            if not (is_within(init, -math.inf, open=True) or (init is None and name in ("s_mamba", "s_moe"))):
                 raise _fail(f"{name}_init", "must be finite (s_mamba and s_moe may have None: 0.5 sqrt(d_model))", init)
-            if not within(scale, 0, open=True):
+            if not is_within(scale, 0, open=True):
                 raise _fail(f"{name}_scale", "must be a positive number", scale)
             if init == 0:  # sec. 3.1: s_eff = s_a s_init / s_scale
                 raise _fail(f"{name}_init", "must not be 0: the scale is a multiple of it, and would stay 0 for ever", init)
-        if self.lgp_q is not None and not within(self.lgp_q, 0):
+        if self.lgp_q is not None and not is_within(self.lgp_q, 0):
             raise _fail("lgp_q", "must be a finite number >= 0 (paper: 1), or None for the ordinary gradient", self.lgp_q)
         if self.lgp_form not in ("ratio", "power"):
             raise _fail("lgp_form", "must be 'ratio' or 'power' (section 2.1)", self.lgp_form)
         for name in ("init_std", "norm_eps", "C", "gpt_lr"):
-            if not within(getattr(self, name), 0, open=True):
+            if not is_within(getattr(self, name), 0, open=True):
                 raise _fail(name, "must be a positive number", getattr(self, name))
-        if self.tokens is not None and not within(self.tokens, 1):
+        if self.tokens is not None and not is_within(self.tokens, 1):
             raise _fail("tokens", "must be a number of tokens, or None", self.tokens)
 
     def _check_attention(self) -> None:
@@ -255,7 +255,7 @@ class ModelConfig:
         self._positive("head_dim", "n_kv_heads")
         if self.n_heads % self.n_kv_heads:
             raise _fail("n_heads", f"must be a multiple of n_kv_heads = {self.n_kv_heads}", self.n_heads)
-        if self.rope_theta is not None and (not within(self.rope_theta, 0, open=True) or self.head_dim % 2):
+        if self.rope_theta is not None and (not is_within(self.rope_theta, 0, open=True) or self.head_dim % 2):
             rule = f"must be a positive number, and head_dim = {self.head_dim} even, for pairs of coordinates are rotated"
             raise _fail("rope_theta", rule, self.rope_theta)
 
@@ -265,10 +265,10 @@ class ModelConfig:
             raise _fail("mamba_heads", f"must be a multiple of groups = {self.groups}", self.mamba_heads)
         for name in ("A_range", "dt_range"):
             ends = getattr(self, name)
-            pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and within(ends[0], 0, open=True)
-            if not (pair and within(ends[1], ends[0])):
+            pair = isinstance(ends, (tuple, list)) and len(ends) == 2 and is_within(ends[0], 0, open=True)
+            if not (pair and is_within(ends[1], ends[0])):
                 raise _fail(name, "must be (low, high), finite, with 0 < low <= high", ends)
-        if not within(self.dt_min, 0):
+        if not is_within(self.dt_min, 0):
             raise _fail("dt_min", "must be a number >= 0", self.dt_min)
 
     def _check_mlp(self) -> None:
@@ -283,5 +283,5 @@ class ModelConfig:
         if isinstance(self.shared_ff, bool) or not isinstance(self.shared_ff, int) or self.shared_ff < 0:
             raise _fail("shared_ff", "must be an integer, 0 for no shared expert", self.shared_ff)
         for name in ("routed_scaling", "router_bias_rate", "balance_loss"):
-            if not within(getattr(self, name), 0):
+            if not is_within(getattr(self, name), 0):
                 raise _fail(name, "must be a finite number, not negative", getattr(self, name))

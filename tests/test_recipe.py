@@ -316,7 +316,7 @@ def test_the_table_says_the_warmups_that_the_schedule_does(ngpt, gpt, warmup):
 
 
 def test_clipping_is_for_the_loop_and_only_the_baseline_has_it(ngpt, gpt):
-    assert recipe.settings(ngpt).clip_norm is None and recipe.settings(gpt).clip_norm == 1.0
+    assert recipe.numbers_for(ngpt).clip_norm is None and recipe.numbers_for(gpt).clip_norm == 1.0
 
 
 # ---- groups ------------------------------------------------------------------------------------------------------------
@@ -399,8 +399,8 @@ def test_overrides_reach_their_place(ngpt, gpt):
     eta = [recipe.build(ngpt, 100, warmup=warmup)[1].at(5)[0][0] for warmup in ("group", "all")]
     assert eta[1] == pytest.approx(eta[0] / 2)  # a factor on the decayed rate
     assert recipe.build(gpt, 10, lr=1e-3, weight_decay=0.2)[0].param_groups[1]["weight_decay"] == 0.2
-    base = recipe.settings(ngpt, C=0.1)
-    assert recipe.settings(ngpt, base, rho=0.2) == recipe.Settings(C=0.1, rho=0.2)
+    base = recipe.numbers_for(ngpt, C=0.1)
+    assert recipe.numbers_for(ngpt, base, rho=0.2) == recipe.Settings(C=0.1, rho=0.2)
     assert rows(ngpt, base=base)[0].lr == pytest.approx(0.1 / 8)
 
 
@@ -482,7 +482,7 @@ def test_slips_are_answered_with_the_rule(ngpt, gpt, monkeypatch):
             recipe.table(ngpt, **slip)
     with pytest.raises(ValueError, match="weight_decay must be a number >= 0"):
         recipe.table(ngpt, weight_decay=-1)
-    of_a_config = [lambda m: recipe.scaled(m, 10), recipe.settings]  # the numbers need no model
+    of_a_config = [lambda m: recipe.scaled(m, 10), recipe.numbers_for]  # the numbers need no model
     for what in (gpt.config, "pico", None):
         for call in (recipe.table, lambda m: recipe.build(m, 10), *(of_a_config if what is not gpt.config else ())):
             with pytest.raises(ValueError, match=r"recipe: takes a model.*got"):
@@ -492,7 +492,7 @@ def test_slips_are_answered_with_the_rule(ngpt, gpt, monkeypatch):
             recipe.build(gpt, steps, tokens_per_step=1e6)
     with pytest.raises(ValueError, match="total_steps counts optimizer steps"):
         recipe.table(gpt, 0, tokens_per_step=1e6)
-    assert recipe.settings(ngpt, betas=[0.9, 0.95]).betas == (0.9, 0.95)  # a list, as JSON has it
+    assert recipe.numbers_for(ngpt, betas=[0.9, 0.95]).betas == (0.9, 0.95)  # a list, as JSON has it
     with pytest.raises(ValueError, match=r"total_steps.*got '10'"):
         recipe.scaled(ngpt, "10")
     with pytest.raises(ValueError, match="total_steps"):
@@ -504,7 +504,7 @@ def test_slips_are_answered_with_the_rule(ngpt, gpt, monkeypatch):
     monkeypatch.delitem(recipe.TABLE, "Attention.q_proj")
     with pytest.raises(ValueError, match=r"covers blocks.5.mixer.q_proj. Add one: recipe.TABLE\['Attention.q_proj'\]"):
         recipe.table(ngpt)
-    monkeypatch.setitem(recipe.TABLE, "Attention.q_proj", recipe.Rule())
+    monkeypatch.setitem(recipe.TABLE, "Attention.q_proj", recipe.Line())
     with pytest.raises(ValueError, match=r"TABLE says unit=False for Attention\.q_proj"):
         recipe.table(ngpt)
 
@@ -540,7 +540,7 @@ def test_the_memory_and_C_move_one_way_with_length_and_width(normalized):
     table = [[numbers(d, T) for T in lengths] for d in widths]
     beta1 = [[x.betas[0] for x in row] for row in table]
     assert all(row == sorted(row) for row in beta1) and all(list(c) == sorted(c) for c in zip(*beta1))
-    published = recipe.settings(ng.preset("pico", normalized=normalized)).betas
+    published = recipe.numbers_for(ng.preset("pico", normalized=normalized)).betas
     assert max(map(max, beta1)) == published[0] and min(map(min, beta1)) == (0.6 if normalized else 0.8)
     assert {x.betas[1] for row in table for x in row} == {published[1]}
     if normalized:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import count, within
+from ..checks import is_count, is_within
 from .corpus import Corpus, check_tokenizer
 
 __all__ = ["IGNORE", "Batch", "Loader", "permute", "window"]
@@ -99,7 +99,7 @@ class Loader:
             raise ValueError(
                 f"the global batch of {batch_size} sequences does not divide into {world} ranks: set --batch-size."
             )
-        if not all(within(weight, 0, open=True) for _, weight in corpora):
+        if not all(is_within(weight, 0, open=True) for _, weight in corpora):
             raise ValueError(f"the weights of a blend must be positive numbers, got {[weight for _, weight in corpora]}.")
         check_tokenizer(corpora, corpora[0][0].manifest["tokenizer"], corpora[0][0].folder)
         total = sum(weight for _, weight in corpora)
@@ -154,6 +154,6 @@ class Loader:
         ):
             if state[key] != here[key]:
                 raise ValueError(f"cannot continue from this data position: {advice} (was {state[key]}, is {here[key]}).")
-        if len(state["counts"]) != len(self.counts) or not all(count(n, 0) for n in state["counts"]):
+        if len(state["counts"]) != len(self.counts) or not all(is_count(n, 0) for n in state["counts"]):
             raise TypeError(f"counts of {len(self.counts)} corpora are {state['counts']!r}")
         self.counts = list(state["counts"])

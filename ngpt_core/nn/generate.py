@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..checks import count, number, within
+from ..checks import is_count, is_number, is_within
 from .embedding import check_tokens
 
 if TYPE_CHECKING:
@@ -47,19 +47,19 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = 
 
 
 def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not count(max_new_tokens, 0):
+    if not is_count(max_new_tokens, 0):
         raise ValueError(f"max_new_tokens is a number of tokens and must not be negative; got {max_new_tokens!r}.")
-    if not within(temperature, 0):
+    if not is_within(temperature, 0):
         raise ValueError(f"temperature must be a finite number >= 0 (0 is greedy); got {temperature!r}.")
-    if top_k is not None and not count(top_k, 1):
+    if top_k is not None and not is_count(top_k, 1):
         raise ValueError(f"top_k must be an integer, at least 1, or None for all tokens; got {top_k!r}.")
-    if top_p is not None and not (within(top_p, 0, open=True) and top_p <= 1):
+    if top_p is not None and not (is_within(top_p, 0, open=True) and top_p <= 1):
         raise ValueError(f"top_p must be in (0, 1], or None for all tokens; got {top_p!r}.")
 
 
 def _stops(stop: int | Sequence[int] | None, vocab_size: int) -> list[int]:
-    tokens = [] if stop is None else list(stop) if isinstance(stop, Iterable) and not number(stop) else [stop]
-    if not all(count(token, 0) and token < vocab_size for token in tokens):
+    tokens = [] if stop is None else list(stop) if isinstance(stop, Iterable) and not is_number(stop) else [stop]
+    if not all(is_count(token, 0) and token < vocab_size for token in tokens):
         raise ValueError(f"stop must be a token in [0, {vocab_size}), several of them, or None; got {stop!r}.")
     return [int(token) for token in tokens]
 

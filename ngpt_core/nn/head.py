@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
-from ..checks import number, within
+from ..checks import is_number, is_within
 from ..config import ModelConfig
 from .embedding import readable
 from .loss import check_targets, cross_entropy_sum, wide
@@ -36,7 +36,7 @@ def _check_lgp(q: float | None, form: str) -> float | None:
     """q as a plain number, whatever kind of number it came as."""
     if form not in FORMS:
         raise ValueError(f"form must be 'ratio', (s_z/mean(s_z))^q, or 'power', s_z^q/mean(s_z^q) (section 2.1); got {form!r}.")
-    if q is not None and not within(q, 0):
+    if q is not None and not is_within(q, 0):
         raise ValueError(f"q must be a finite number >= 0 (the paper uses 1), or None for the ordinary gradient; got {q!r}.")
     return None if q is None else float(q)
 
@@ -253,7 +253,7 @@ def check_denominator(value: float | Tensor | None) -> float | Tensor | None:
     if value is None:
         return None
     known = readable(value) if isinstance(value, Tensor) else True
-    if not number(value) or (known and not within(value, 0, open=True)):
+    if not is_number(value) or (known and not is_within(value, 0, open=True)):
         raise ValueError(f"denominator is the number of targets of the global batch, one number > 0; got {value!r}.")
     return value.reshape(()) if isinstance(value, Tensor) else value
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import count, within
+from ..checks import is_count, is_within
 from ..config import ModelConfig
 from . import generate as generation
 from .attention import Attention
@@ -157,7 +157,7 @@ class LanguageModel(nn.Module):
     # ---- generation ------------------------------------------------------------------------------------------------
     def new_cache(self, batch: int, max_len: int) -> Cache:
         """An empty cache for ``batch`` sequences of up to ``max_len`` tokens, on the device of the weights."""
-        if not (count(batch, 0) and count(max_len, 0)):
+        if not (is_count(batch, 0) and is_count(max_len, 0)):
             raise ValueError(f"A cache has a number of rows and one of tokens, integers >= 0; got {batch=}, {max_len=}.")
         batch, max_len = int(batch), int(max_len)
         w = self.embedding.weight
@@ -232,7 +232,7 @@ class LanguageModel(nn.Module):
         Both models: parameters, routers' biases and logits are finite. ``tolerance`` is widened to what half precisions can
         hold.
         """
-        if not within(tolerance, 0):
+        if not is_within(tolerance, 0):
             raise ValueError(f"tolerance is how far a norm may be from 1, a number >= 0; got {tolerance!r}.")
         for name, x in self.state_dict().items():
             if x.is_meta:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .. import sphere
-from ..checks import LEAST_DIVISOR, within
+from ..checks import LEAST_DIVISOR, is_within
 from . import pmen as noise
 from .pmen import PMEN
 from .smgc import SMGC, growth_clip
@@ -32,9 +32,9 @@ __all__ = ["Rule", "adaptive", "bias_correction", "gate", "gate_power", "gated",
 
 
 def _check(a: float, eps_gate: float) -> None:
-    if not within(a, 0, open=True):
+    if not is_within(a, 0, open=True):
         raise ValueError(f"The gate's a must be finite and > 0, got {a!r}. The paper uses 0.5.")
-    if not within(eps_gate, LEAST_DIVISOR):
+    if not is_within(eps_gate, LEAST_DIVISOR):
         raise ValueError(f"The gate's eps_gate must be finite and >= {LEAST_DIVISOR}, got {eps_gate!r}. The paper uses 1e-8.")
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..checks import count
+from ..checks import is_count
 from . import sharding
 from .algorithm import Rule, gate
 
@@ -53,12 +53,12 @@ class Diagnostics:
     """
 
     def __init__(self, every: int = 1, d_model: int | None = None, keep: int | None = None, low: int = -18, high: int = 4):
-        if not count(every, 1):
+        if not is_count(every, 1):
             raise ValueError(
                 f"Diagnostics: every counts steps and must be >= 1, got {every!r}. For none set optimizer.diagnostics = None."
             )
         for name, value in (("d_model", d_model), ("keep", keep)):
-            if value is not None and not count(value, 1):
+            if value is not None and not is_count(value, 1):
                 raise ValueError(f"Diagnostics: {name} must be an integer >= 1, or None; got {value!r}.")
         if not (isinstance(low, Integral) and isinstance(high, Integral) and low < high):
             raise ValueError(f"Diagnostics: low and high are powers of ten, integers with low < high; got {low!r}, {high!r}.")

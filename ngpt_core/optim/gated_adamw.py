@@ -125,7 +125,7 @@ class GatedAdamW(torch.optim.Optimizer):
         group = self.param_groups[-1]
         try:
             rules.check_keys(param_group)
-            group.setdefault("alpha", float(group["lr"]) if checks.number(group["lr"]) else None)
+            group.setdefault("alpha", float(group["lr"]) if checks.is_number(group["lr"]) else None)
             first = sum(len(g["params"]) for g in self.param_groups[:-1])
             rules.check(group, first)
             if group["unit_dim"] is not None:

@@ -11,7 +11,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from ..checks import LEAST_DIVISOR, number, within
+from ..checks import LEAST_DIVISOR, is_number, is_within
 from ..sphere import widen
 from . import sharding
 from .pmen import PMEN
@@ -28,17 +28,17 @@ def check(group: dict, first: int = 0) -> None:
             raise ValueError(f"GatedAdamW: {text}")
 
     def positive(name: str, usual: str, zero: bool = False) -> None:
-        holds = within(group[name], 0, open=not zero)
+        holds = is_within(group[name], 0, open=not zero)
         rule(holds, f"{name} must be a finite number {'>=' if zero else '>'} 0, got {group[name]!r}. {usual}")
 
     lr, betas, cap, dim = group["lr"], group["betas"], group["cap"], group["unit_dim"]
-    rule(number(lr), f"lr must be one number, got {lr!r}. A group of its own can have an lr of its own.")
+    rule(is_number(lr), f"lr must be one number, got {lr!r}. A group of its own can have an lr of its own.")
     positive("lr", "Usual: 0.24/sqrt(d_model) for unit rows.", zero=True)
     two = isinstance(betas, (tuple, list)) and len(betas) == 2
-    two = two and all(number(b) and 0 <= b < 1 for b in betas)
+    two = two and all(is_number(b) and 0 <= b < 1 for b in betas)
     rule(two, f"betas must be two numbers in [0, 1), got {betas!r}. Paper: (0.975, 0.975).")
     rule(
-        within(group["eps_gate"], LEAST_DIVISOR),
+        is_within(group["eps_gate"], LEAST_DIVISOR),
         f"eps_gate must be a finite number >= {LEAST_DIVISOR}, got {group['eps_gate']!r}. It is the gate's threshold; the "
         "paper uses 1e-8.",
     )
@@ -50,11 +50,11 @@ def check(group: dict, first: int = 0) -> None:
         f"decay must be 'lr' (torch's lr*lambda) or 'eta' (the paper's eta_t*lambda), got {group['decay']!r}.",
     )
     rule(
-        group["decay"] != "eta" or within(group["alpha"], 0, open=True),
+        group["decay"] != "eta" or is_within(group["alpha"], 0, open=True),
         f"decay='eta' divides by the base step size alpha, which is {group['alpha']!r} (the lr when the group was added). Add "
         "the group with its peak lr, or give it the key 'alpha'.",
     )
-    angle = cap is None or (number(cap) and float(cap) >= 0)
+    angle = cap is None or (is_number(cap) and float(cap) >= 0)
     rule(angle, f"cap, the largest angle of a step in radians, must be a number >= 0 or None, got {cap!r}.")
     for name in ("tangent", "maximize", "capturable", "foreach", "fused"):
         free = name in ("foreach", "fused")

@@ -75,10 +75,10 @@ def limit_of(group: dict, p: Tensor) -> float:
 def check_written(number: int, group: dict) -> None:
     """The numbers that are written between steps. Tensors may live on a device, where looking would make the host wait."""
     for name in ("lr", "weight_decay"):
-        if not isinstance(value := group[name], Tensor) and not checks.within(value, 0):
+        if not isinstance(value := group[name], Tensor) and not checks.is_within(value, 0):
             raise ValueError(f"GatedAdamW: {name} must be a finite number >= 0; the group {number} has {value!r} now.")
     cap = group["cap"]
-    if not (cap is None or isinstance(cap, Tensor) or (checks.number(cap) and cap >= 0)):
+    if not (cap is None or isinstance(cap, Tensor) or (checks.is_number(cap) and cap >= 0)):
         raise ValueError(f"GatedAdamW: cap is an angle in radians, >= 0, or None; the group {number} has {cap!r} now.")
 
 
@@ -249,17 +249,17 @@ def _step_fused(group: dict, slots: list[Slot], mask: Tensor | None) -> None:
     for device, members in by_device.items():
         from .fused import fused_step
 
-        def number(x: int | float | Tensor, device=device) -> int | float | Tensor:
+        def on_device(x: int | float | Tensor, device=device) -> int | float | Tensor:
             """A kernel on an accelerator reads tensors that live there; everything else is a number."""
             return x.item() if isinstance(x, Tensor) and (x.device != device or device.type == "cpu") else x
 
         rule = rule_of(group, members[0].p)
         fused_step(
             *([getattr(slot, x) for slot in members] for x in ("w", "g", "m", "v")),
-            [number(slot.t) for slot in members],
-            lr=number(rule.lr), beta1=rule.beta1, beta2=rule.beta2, eps_gate=rule.eps_gate, eps_num=rule.eps_num, a=rule.a,
-            weight_decay_factor=number(rule.decay), unit=rule.dim is not None, tangent=rule.tangent, smgc=rule.smgc,
+            [on_device(slot.t) for slot in members],
+            lr=on_device(rule.lr), beta1=rule.beta1, beta2=rule.beta2, eps_gate=rule.eps_gate, eps_num=rule.eps_num, a=rule.a,
+            weight_decay_factor=on_device(rule.decay), unit=rule.dim is not None, tangent=rule.tangent, smgc=rule.smgc,
             pmen=rule.pmen, pmen_keys=[pmen_key(rule.pmen.seed, slot.name) if rule.pmen else 0 for slot in members],
             index_offsets=[sharding.index_offset(slot.p) if rule.pmen else 0 for slot in members],
-            cap=number(rule.cap), maximize=group["maximize"], mask=mask,
+            cap=on_device(rule.cap), maximize=group["maximize"], mask=mask,
         )  # fmt: skip

@@ -22,7 +22,7 @@ from operator import index
 import torch
 from torch import Tensor
 
-from ..checks import LEAST_DIVISOR, count, within
+from ..checks import LEAST_DIVISOR, is_count, is_within
 
 __all__ = ["PMEN", "amplitude", "key", "profile", "signs"]
 
@@ -59,11 +59,11 @@ class PMEN:
             if not holds:
                 raise ValueError(f"PMEN: {text}")
 
-        rule(within(self.strength, 0), f"strength is lambda_noise, finite and >= 0; got {self.strength!r}. Paper: 10.")
-        rule(within(self.tau, 0), f"tau is a threshold of sqrt(v), finite and >= 0; got {self.tau!r}. Paper: 1e-10.")
+        rule(is_within(self.strength, 0), f"strength is lambda_noise, finite and >= 0; got {self.strength!r}. Paper: 10.")
+        rule(is_within(self.tau, 0), f"tau is a threshold of sqrt(v), finite and >= 0; got {self.tau!r}. Paper: 1e-10.")
         rule(self.profile in ("step", "smooth"), f"profile must be 'step' or 'smooth', got {self.profile!r}.")
         rule(
-            self.profile == "step" or (self.tau >= LEAST_DIVISOR and within(self.b, 0, open=True)),
+            self.profile == "step" or (self.tau >= LEAST_DIVISOR and is_within(self.b, 0, open=True)),
             f"the smooth profile 1/(1 + (s/tau)^b) needs tau >= {LEAST_DIVISOR} and b > 0, got tau={self.tau}, b={self.b!r}. "
             "For tau = 0 use profile='step'.",
         )
@@ -72,7 +72,7 @@ class PMEN:
         object.__setattr__(self, "seed", index(self.seed))  # numpy's would not come back from a state
         for name in ("start", "every"):
             value = getattr(self, name)
-            rule(count(value, 1), f"{name} counts steps from 1: an integer >= 1, got {value!r}.")
+            rule(is_count(value, 1), f"{name} counts steps from 1: an integer >= 1, got {value!r}.")
 
     def due(self, t: int | Tensor) -> bool | Tensor:
         """Whether step t is one of the selected steps; a tensor t (a counter on the device) gives a tensor."""

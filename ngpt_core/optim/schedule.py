@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import count, number, within
+from ..checks import is_count, is_number, is_within
 
 __all__ = ["SCHEDULES", "Schedule", "area", "cosine", "linear", "log_decay", "match_auc", "warmup_before", "wsd"]
 
@@ -41,7 +41,7 @@ def _of_progress(schedule: Callable) -> Callable:
     @wraps(schedule)
     def checked(r: Progress, *args, **kwargs) -> Progress:
         x = r.detach().cpu().double().numpy() if isinstance(r, Tensor) else r
-        fits = number(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "fiu")
+        fits = is_number(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "fiu")
         x = np.asarray(x if fits else math.nan, dtype=np.float64)
         if not np.all((x >= -1e-9) & (x <= 1 + 1e-9)):
             what = "a number, or an array or tensor of them,"
@@ -55,7 +55,7 @@ def _of_progress(schedule: Callable) -> Callable:
 
 
 def _check_range(eta_max: float, eta_min: float) -> None:
-    if not (within(eta_min, 0) and within(eta_max, eta_min)):
+    if not (is_within(eta_min, 0) and is_within(eta_max, eta_min)):
         raise ValueError(f"A schedule falls from eta_max to eta_min, 0 <= eta_min <= eta_max; got {eta_max=}, {eta_min=}.")
 
 
@@ -78,7 +78,7 @@ def log_decay(
     [1.0, 0.6392, 0.2124, 0.0]
     """
     _check_range(eta_max, eta_min)
-    if not (number(rho) and rho >= 1e-300):
+    if not (is_number(rho) and rho >= 1e-300):
         raise ValueError(
             f"log_decay: rho must be > 0 (paper: 0.05; math.inf is linear); got {rho!r}.",
         )
@@ -112,7 +112,7 @@ def wsd(r: Progress, eta_max: float = 1.0, eta_min: float = 0.0, decay: float = 
     eta_min = 0.01; the share of the decay is not published, 20% is usual.
     """
     _check_range(eta_max, eta_min)
-    if not (within(decay, 0, open=True) and decay <= 1):
+    if not (is_within(decay, 0, open=True) and decay <= 1):
         raise ValueError(f"wsd: decay is the share of training over which the rate falls, in (0, 1]; got {decay!r}.")
     return eta_min + (eta_max - eta_min) * (np.minimum(1.0 - r, decay) / decay)
 
@@ -121,7 +121,7 @@ SCHEDULES: dict[str, Decay] = {"log": log_decay, "cosine": cosine, "linear": lin
 
 
 def _check_share(share: float, what: str) -> None:
-    if not (within(share, 0) and share < 1):
+    if not (is_within(share, 0) and share < 1):
         raise ValueError(f"{what} is a share of training, in [0, 1); got {share!r}.")
 
 
@@ -177,7 +177,7 @@ def area(schedule: Decay, tolerance: float = 1e-11) -> float:
 
     def eta(r: float) -> float:
         value = schedule(r)
-        if not within(value, -math.inf, open=True):
+        if not is_within(value, -math.inf, open=True):
             raise ValueError(f"A schedule gives one finite number for each r in [0, 1]; got {value!r} at r = {r:g}.")
         return float(value)
 
@@ -260,7 +260,7 @@ class Schedule:
     ) -> None:
         if not hasattr(optimizer, "param_groups"):
             raise ValueError(f"Schedule writes into the groups of a torch optimizer, its first argument; got {optimizer!r}.")
-        if not count(total_steps, 1):
+        if not is_count(total_steps, 1):
             raise ValueError(f"total_steps is the number of optimizer steps, an integer >= 1; got {total_steps!r}.")
         if warmup not in ("group", "before"):
             raise ValueError(f"warmup must be 'group' (each its own) or 'before' (one for all, then decay); got {warmup!r}.")
@@ -282,15 +282,15 @@ class Schedule:
         r = self.progress(t)
         eta, cap_factor = self.eta(r), _warmup(r, self.cap_warmup)
         eta = eta.item() if isinstance(eta, np.ndarray) and eta.size == 1 else eta
-        if not within(eta, 0):  # it would go into every parameter
+        if not is_within(eta, 0):  # it would go into every parameter
             raise ValueError(f"eta must be a finite number >= 0; got {eta!r} at t={t} (r = {r:g}). Mend the decay function.")
         values = []
         for group in self.optimizer.param_groups:
             share, peak_cap = group.get("warmup", 0.0), group.get("peak_cap")
             _check_share(share, "A group's warmup")
-            if not (peak_cap is None or isinstance(peak_cap, Tensor) or (number(peak_cap) and peak_cap >= 0)):
+            if not (peak_cap is None or isinstance(peak_cap, Tensor) or (is_number(peak_cap) and peak_cap >= 0)):
                 raise ValueError(f"A group's peak_cap is an angle in radians, >= 0, or None for no cap; got {peak_cap!r}.")
-            if not within(peak_lr := group.get("peak_lr", group["lr"]), 0):
+            if not is_within(peak_lr := group.get("peak_lr", group["lr"]), 0):
                 raise ValueError(f"A group's peak_lr is the rate that eta multiplies, finite and >= 0; got {peak_lr!r}.")
             factor = _warmup(r, share) if self.warmup == "group" else 1.0
             lr = peak_lr * float(eta) * factor

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import count, within
+from ..checks import is_count, is_within
 
 __all__ = ["SMGC", "growth_clip"]
 
@@ -44,9 +44,9 @@ class SMGC:
             if not holds:
                 raise ValueError(f"SMGC: {text}")
 
-        rule(within(self.R, 1), f"R is the largest growth of v in one step, finite and >= 1; got {self.R!r}. Paper: 100.")
-        rule(within(self.s_min, 0), f"s_min is a floor of sqrt(v_hat), finite and >= 0; got {self.s_min!r}. Paper: 1e-10.")
-        rule(count(self.start, 0), f"start counts completed steps, an integer >= 0; got {self.start!r}. Paper: 500.")
+        rule(is_within(self.R, 1), f"R is the largest growth of v in one step, finite and >= 1; got {self.R!r}. Paper: 100.")
+        rule(is_within(self.s_min, 0), f"s_min is a floor of sqrt(v_hat), finite and >= 0; got {self.s_min!r}. Paper: 1e-10.")
+        rule(is_count(self.start, 0), f"start counts completed steps, an integer >= 0; got {self.start!r}. Paper: 500.")
 
 
 def growth_clip(
@@ -72,9 +72,9 @@ def growth_clip(
     tensor([ 5.0000e+00, -6.4031e+00,  6.4031e-10])
     """
     SMGC(R, s_min)  # its rules: R >= 1, s_min >= 0
-    if not (within(beta2, 0) and beta2 < 1):
+    if not (is_within(beta2, 0) and beta2 < 1):
         raise ValueError(f"growth_clip: beta2 must be in [0, 1); got {beta2!r}.")
-    if not isinstance(k, Tensor) and not count(k, 0):
+    if not isinstance(k, Tensor) and not is_count(k, 0):
         raise ValueError(f"growth_clip: k is an integer >= 0, completed steps; got {k!r}.")
     if v.ndim and g.shape != v.shape:
         raise ValueError(

@@ -12,20 +12,20 @@ points on the sphere, its peak learning rate, its warmup, its gate, its cap and 
 Symbols: d d_model; C the constant of the global peak learning rate C / sqrt(d); q, k, v, o projections as in section 3.
 """
 
-from .assemble import Row, build, format_table, param_groups, settings, table
-from .numbers import TABLE, Baseline, Rule, Settings
+from .assemble import Row, build, format_table, numbers_for, param_groups, table
+from .numbers import TABLE, Baseline, Line, Settings
 from .scaled import scaled
 
 __all__ = [
     "TABLE",
     "Baseline",
+    "Line",
     "Row",
-    "Rule",
     "Settings",
     "build",
     "format_table",
+    "numbers_for",
     "param_groups",
     "scaled",
-    "settings",
     "table",
 ]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 import torch
 from torch import Tensor, nn
 
-from ..checks import count
+from ..checks import is_count
 from ..config import ModelConfig
 from ..nn.mlp import MLP
 from ..nn.moe import MoE
@@ -20,10 +20,10 @@ from ..nn.unit import unit_axes
 from ..optim.schedule import Schedule
 from .numbers import TABLE, Baseline, Settings
 
-__all__ = ["Row", "build", "format_table", "param_groups", "settings", "table"]
+__all__ = ["Row", "build", "format_table", "numbers_for", "param_groups", "table"]
 
 
-def settings(
+def numbers_for(
     model: nn.Module | ModelConfig, base: Settings | Baseline | None = None, **overrides: object
 ) -> Settings | Baseline:
     """The numbers for this model or its config, ``base`` with ``overrides``; all three as in ``build``."""
@@ -55,7 +55,7 @@ def _config(model: nn.Module) -> ModelConfig:
 
 def check_steps(total_steps: object) -> None:
     """ValueError for what is not a number of steps."""
-    if not count(total_steps, 1):
+    if not is_count(total_steps, 1):
         raise ValueError(f"recipe: total_steps counts optimizer steps, an integer, at least 1; got {total_steps!r}.")
 
 
@@ -73,7 +73,7 @@ def _lines(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
             keys = [f"{c}.{attribute or own}" for c in classes]
             key = next((k for k in keys if k in TABLE), None)
             if key is None:
-                raise ValueError(f"recipe: no line of TABLE covers {name}. Add one: recipe.TABLE[{keys[0]!r}] = Rule(...).")
+                raise ValueError(f"recipe: no line of TABLE covers {name}. Add one: recipe.TABLE[{keys[0]!r}] = Line(...).")
             yield name, p, key
 
 
@@ -91,7 +91,7 @@ def param_groups(
     """
     if total_steps is not None:
         check_steps(total_steps)
-    numbers, config, axes = settings(model, base, **overrides), _config(model), unit_axes(model)
+    numbers, config, axes = numbers_for(model, base, **overrides), _config(model), unit_axes(model)
     groups: dict[tuple, dict] = {}
     for name, p, key in _lines(model):
         values = numbers.group(TABLE[key], config, total_steps)
@@ -135,7 +135,7 @@ def build(
     overrides: numbers to change by name, e.g. ``C=0.2, cap_degrees=2.0, pmen=None``.
     """
     check_steps(total_steps)
-    numbers = settings(model, base, **overrides)
+    numbers = numbers_for(model, base, **overrides)
     return numbers.build(param_groups(model, total_steps, numbers), total_steps)
 
 

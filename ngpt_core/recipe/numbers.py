@@ -12,19 +12,19 @@ from functools import partial
 
 import torch
 
-from ..checks import within
+from ..checks import is_within
 from ..config import ModelConfig
 from ..optim.gated_adamw import GatedAdamW
 from ..optim.pmen import PMEN
 from ..optim.schedule import Schedule, log_decay, wsd
 from ..optim.smgc import SMGC
 
-__all__ = ["TABLE", "Baseline", "Rule", "Settings"]
+__all__ = ["TABLE", "Baseline", "Line", "Settings"]
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Rule:
+class Line:
     """One line of the table."""
 
     rate: str = "global"
@@ -40,49 +40,49 @@ class Rule:
     """The baseline decays it: matrices and embeddings, not norms, convolutions, A_log, D and dt_bias."""
 
 
-_ROWS = Rule(unit=True, cap=True, decays=True)
-_EMBEDDING = Rule(unit=True, decays=True)
-_EXPERT = Rule("expert", unit=True, cap=True, decays=True)
+_ROWS = Line(unit=True, cap=True, decays=True)
+_EMBEDDING = Line(unit=True, decays=True)
+_EXPERT = Line("expert", unit=True, cap=True, decays=True)
 
-TABLE: dict[str, Rule] = {
+TABLE: dict[str, Line] = {
     # input and output
     "Embedding.weight": _EMBEDDING,
     "Head.weight": _EMBEDDING,
-    "Head.s_z": Rule("s_z", warmup=True),
-    "LanguageModel.norm_weight": Rule(),  # GPT alone
+    "Head.s_z": Line("s_z", warmup=True),
+    "LanguageModel.norm_weight": Line(),  # GPT alone
     # the residual step around every block
-    "Residual.alpha": Rule("alpha"),
-    "Residual.norm_weight": Rule(),  # GPT alone
+    "Residual.alpha": Line("alpha"),
+    "Residual.norm_weight": Line(),  # GPT alone
     # attention
     "Attention.q_proj": _ROWS,
     "Attention.k_proj": _ROWS,
     "Attention.v_proj": _ROWS,
     "Attention.o_proj": _ROWS,
-    "Attention.s_qk": Rule("s_qk"),
+    "Attention.s_qk": Line("s_qk"),
     # Mamba-2
     "Mamba2.in_proj": replace(_ROWS, warmup=True),
     "Mamba2.out_proj": _ROWS,
-    "Mamba2.conv_weight": Rule(warmup=True),
-    "Mamba2.conv_bias": Rule(warmup=True),
-    "Mamba2.A_log": Rule(warmup=True),
-    "Mamba2.D": Rule(warmup=True),
-    "Mamba2.dt_bias": Rule(warmup=True),
-    "Mamba2.s_mamba": Rule(warmup=True),
-    "Mamba2.norm_weight": Rule(),  # GPT alone
+    "Mamba2.conv_weight": Line(warmup=True),
+    "Mamba2.conv_bias": Line(warmup=True),
+    "Mamba2.A_log": Line(warmup=True),
+    "Mamba2.D": Line(warmup=True),
+    "Mamba2.dt_bias": Line(warmup=True),
+    "Mamba2.s_mamba": Line(warmup=True),
+    "Mamba2.norm_weight": Line(),  # GPT alone
     # dense MLP
     "MLP.up": _ROWS,
     "MLP.gate": _ROWS,
     "MLP.down": _ROWS,
-    "MLP.s_u": Rule(),
+    "MLP.s_u": Line(),
     # mixture of experts; "Shared" is the MLP inside an MoE
-    "Router.weight": Rule("router", unit=True, cap=True, decays=True),
+    "Router.weight": Line("router", unit=True, cap=True, decays=True),
     "Experts.up": _EXPERT,
     "Experts.down": _EXPERT,
-    "Experts.s_u": Rule(),
+    "Experts.s_u": Line(),
     "Shared.up": _EXPERT,
     "Shared.down": _EXPERT,
-    "Shared.s_u": Rule(),
-    "MoE.s_moe": Rule(),
+    "Shared.s_u": Line(),
+    "MoE.s_moe": Line(),
 }
 
 
@@ -94,16 +94,16 @@ def _check(numbers: "Settings | Baseline", *names: str) -> None:
     """The rules of both; ``names`` are those that must be positive. betas may come as a list, as JSON has them."""
     for name in names:
         value, free = getattr(numbers, name), name in OPTIONAL
-        if not (within(value, 0, open=True) or (free and value is None)):
+        if not (is_within(value, 0, open=True) or (free and value is None)):
             raise ValueError(f"recipe: {name} must be a positive number{' or None' if free else ''}; got {value!r}.")
     betas = numbers.betas
-    if not (isinstance(betas, (tuple, list)) and len(betas) == 2 and all(within(b, 0) and b < 1 for b in betas)):
+    if not (isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_within(b, 0) and b < 1 for b in betas)):
         raise ValueError(f"recipe: betas must be two numbers in [0, 1); got {betas!r}.")
     object.__setattr__(numbers, "betas", tuple(betas))
     for name in ("weight_decay", "eps", "eta_min"):  # the last two are the baseline's
-        if not within(getattr(numbers, name, 0.0), 0):
+        if not is_within(getattr(numbers, name, 0.0), 0):
             raise ValueError(f"recipe: {name} must be a number >= 0; got {getattr(numbers, name)!r}.")
-    if not (within(numbers.warmup_share, 0) and numbers.warmup_share < 1):
+    if not (is_within(numbers.warmup_share, 0) and numbers.warmup_share < 1):
         raise ValueError(f"recipe: warmup_share is a share of training, in [0, 1); got {numbers.warmup_share!r}.")
 
 
@@ -178,7 +178,7 @@ class Settings:
             raise ValueError(f"recipe: warmup must be {rule}; got {self.warmup!r}.")
 
     def rates(self, config: ModelConfig) -> dict[str, float]:
-        """The peak learning rates that ``Rule.rate`` names."""
+        """The peak learning rates that ``Line.rate`` names."""
         peak = (config.C if self.C is None else self.C) / math.sqrt(config.d_model)  # section 4.1
         return {
             "global": peak,
@@ -189,7 +189,7 @@ class Settings:
             "s_qk": self.s_qk_lr,
         }
 
-    def group(self, rule: Rule, config: ModelConfig, total_steps: int | None) -> dict[str, object]:
+    def group(self, rule: Line, config: ModelConfig, total_steps: int | None) -> dict[str, object]:
         """A parameter group of GatedAdamW, complete but for its parameters and their ``unit_dim``."""
         lr, cap = self.rates(config)[rule.rate], None
         warmup = self.warmup_share if rule.warmup or self.warmup != "group" else 0.0
@@ -258,7 +258,7 @@ class Baseline:
             return min(self.warmup_share, self.warmup_tokens / config.tokens)
         return self.warmup_share
 
-    def group(self, rule: Rule, config: ModelConfig, total_steps: int | None) -> dict[str, object]:
+    def group(self, rule: Line, config: ModelConfig, total_steps: int | None) -> dict[str, object]:
         """A parameter group of torch's AdamW, complete but for its parameters."""
         lr = config.gpt_lr if self.lr is None else self.lr
         weight_decay = self.weight_decay if rule.decays else 0.0

@@ -16,7 +16,7 @@ Symbols: d d_model; T total_steps; m memory 1 / (1 - beta1); w the width over th
 from torch import nn
 
 from ..config import ModelConfig
-from .assemble import check_steps, config_of, settings
+from .assemble import check_steps, config_of, numbers_for
 from .numbers import Baseline, Settings
 
 __all__ = ["scaled"]
@@ -49,7 +49,7 @@ def scaled(
     overrides: numbers to set by name; they are not scaled.
     """
     check_steps(total_steps)
-    config, numbers = config_of(model), settings(model, base)
+    config, numbers = config_of(model), numbers_for(model, base)
     w = min(1.0, config.d_model / PUBLISHED_WIDTH)
     beta1, beta2 = numbers.betas
     m = max(SHORTEST[type(numbers)], w * total_steps / STEPS_PER_MEMORY)
@@ -59,4 +59,4 @@ def scaled(
         C = config.C if numbers.C is None else numbers.C
         warmup = "all" if numbers.warmup == "group" else numbers.warmup
         found |= {"C": C * (T_0 / T) ** ((1 - w) / 2), "warmup": warmup}
-    return settings(model, numbers, **{**found, **overrides})
+    return numbers_for(model, numbers, **{**found, **overrides})

@@ -31,7 +31,7 @@ def _evaluate(
 ) -> dict[str, object]:
     model, _ = open_model(folder, device)
     run = run_of(folder)
-    config, packed_with = (TrainConfig(), None) if run is None else (Run.settings(run), Run.read(run)["tokenizer"])
+    config, packed_with = (TrainConfig(), None) if run is None else (Run.train_config(run), Run.read(run)["tokenizer"])
     corpora = open_blend(tuple(data or config.val_data or config.data), model.config.vocab_size, packed_with, folder)
     corpora = [(corpus, weight) for corpus, weight in corpora if corpus.has("val")]
     if not corpora:

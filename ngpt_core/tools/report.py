@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..checks import number
+from ..checks import is_number
 from ..config import ModelConfig
 from ..data.tokenizers import content
 from ..files import write_text
@@ -33,7 +33,7 @@ class LoggedRun:
 
     def series(self, y: str, x: str = "tokens") -> tuple[np.ndarray, np.ndarray]:
         """(x, y) of the lines that have both."""
-        lines = [r for r in self.records if number(r.get(x)) and number(r.get(y))]
+        lines = [r for r in self.records if is_number(r.get(x)) and is_number(r.get(y))]
         return np.array([r[x] for r in lines], float), np.array([r[y] for r in lines], float)
 
     @property

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
-from ..checks import number
+from ..checks import is_number
 from ..files import write_text
 
 __all__ = ["Metrics", "check_wandb", "read_lines", "read_metrics"]
@@ -30,7 +30,7 @@ def read_metrics(run: Path | str) -> list[dict]:
     path = Path(run) / "metrics.jsonl"
     if not path.is_file():
         raise ValueError(f"{run} is not a run: it has no metrics.jsonl (ngpt train --out {run} makes one).")
-    return [record for record in read_lines(path) if all(number(record.get(key)) for key in ("tokens", "loss", "time"))]
+    return [record for record in read_lines(path) if all(is_number(record.get(key)) for key in ("tokens", "loss", "time"))]
 
 
 def read_lines(path: Path) -> list[dict]:

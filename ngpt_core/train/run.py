@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from .. import __version__
-from ..checks import within
+from ..checks import is_within
 from ..config import ModelConfig
 from ..data.corpus import Corpus, check_tokenizer, open_corpus
 from ..data.tokenizers import Tokenizer, check_description, describe, from_description
@@ -102,7 +102,7 @@ class Run:
         return record
 
     @staticmethod
-    def settings(folder: Path | str) -> TrainConfig:
+    def train_config(folder: Path | str) -> TrainConfig:
         """What the run was asked to be."""
         return _recorded(folder, TrainConfig, "train")
 
@@ -155,7 +155,7 @@ def _begun(folder: Path) -> bool:
 
 
 def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mapping[str, object]) -> Run:
-    record, was, model = Run.read(folder), Run.settings(folder), Run.architecture(folder)
+    record, was, model = Run.read(folder), Run.train_config(folder), Run.architecture(folder)
     scaled, was = record.get("scaled", was.scaled), settled(was, model, record["steps"])
     rates = {k: _plain(v) for k, v in model_settings.items() if k in _NUMBERS}
     shape = {k: _plain(v) for k, v in model_settings.items() if k not in (*_NUMBERS, "preset", "normalized")}
@@ -248,7 +248,7 @@ def open_blend(
             weight = float(text)
         except ValueError:
             weight = math.nan
-        if not within(weight, 0, open=True):
+        if not is_within(weight, 0, open=True):
             raise ValueError(f"{flag} {item}: the weight after '=' must be a positive number.")
         corpora.append((open_corpus(path), weight))
     for corpus, _ in corpora:
