@@ -8,7 +8,7 @@ stays quick and what one part needs (plotly, transformers, a compiler) never sta
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _WHERE = {  # public name -> the file that defines it (the same name there, or the module itself)
     "sphere": "sphere",

@@ -13,7 +13,7 @@ import time
 
 import pytest
 import torch
-from test_trainer import SMALL, TINY, corpus, losses, new_run  # noqa: F401  (corpus is a fixture)
+from runs import SMALL, TINY, losses, new_run
 
 import ngpt_core as ng
 from ngpt_core.cli import main
@@ -62,7 +62,7 @@ def snapshot(folder) -> dict[str, tuple]:
 
 
 @pytest.fixture
-def straight(corpus, tmp_path):  # noqa: F811
+def straight(corpus, tmp_path):
     """Six steps without interruption, checkpoints at 2, 4 and 6."""
     assert train(new_run(corpus, tmp_path / "straight", save_every=2, keep=9, eval_every=3, diagnostics_every=2)) == 0
     return tmp_path / "straight"
@@ -70,7 +70,7 @@ def straight(corpus, tmp_path):  # noqa: F811
 
 # ---- resuming --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("normalized", [True, False])
-def test_a_resumed_run_is_the_same_to_the_bit(corpus, tmp_path, normalized):  # noqa: F811
+def test_a_resumed_run_is_the_same_to_the_bit(corpus, tmp_path, normalized):
     train(new_run(corpus, tmp_path / "a", {"normalized": normalized}, save_every=3, keep=9, sample_tokens=4, eval_every=2))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.rmtree(tmp_path / "b" / "export")
@@ -91,7 +91,7 @@ def _flags(values: dict) -> list[str]:
     return [x for k, v in values.items() if k != "preset" for x in (f"--{k.replace('_', '-')}={v}",)]
 
 
-def test_resume_starts_a_run_that_is_not_there_and_one_that_never_saved(corpus, tmp_path):  # noqa: F811
+def test_resume_starts_a_run_that_is_not_there_and_one_that_never_saved(corpus, tmp_path):
     settings = {**SMALL, "data": [corpus], "out": str(tmp_path / "run"), "steps": 3}
     assert train(prepare(settings, TINY, resume=True)) == 0
     shutil.rmtree(tmp_path / "run" / "checkpoints")
@@ -101,7 +101,7 @@ def test_resume_starts_a_run_that_is_not_there_and_one_that_never_saved(corpus, 
     assert numbers(tmp_path / "run") == before
 
 
-def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):  # noqa: F811
+def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
     before = snapshot(straight)
     for settings, model, word in (
         ({}, {"d_model": 64}, "another architecture .d_model differs"),
@@ -126,7 +126,7 @@ def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
     assert snapshot(straight) == before
 
 
-def test_a_resumed_run_may_change_one_number_of_its_recipe_and_keeps_the_others(corpus, tmp_path):  # noqa: F811
+def test_a_resumed_run_may_change_one_number_of_its_recipe_and_keeps_the_others(corpus, tmp_path):
     train(new_run(corpus, tmp_path / "run", save_every=2, keep=9, recipe=("rho=1.0", "s_z_lr=0.1")))
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
     before = [r["lr"] for r in read_metrics(tmp_path / "run")]
@@ -142,7 +142,7 @@ def test_a_resumed_run_may_lower_its_learning_rate(straight):
     assert [r["lr"] for r in read_metrics(straight)] == pytest.approx(before[:4] + [lr / 2 for lr in before[4:]])
 
 
-def test_a_run_that_was_not_scaled_takes_another_C_and_is_not_scaled_later(corpus, tmp_path):  # noqa: F811
+def test_a_run_that_was_not_scaled_takes_another_C_and_is_not_scaled_later(corpus, tmp_path):
     train(new_run(corpus, tmp_path / "run", save_every=2, keep=9, scaled=False))
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
     before = [r["lr"] for r in read_metrics(tmp_path / "run")]
@@ -153,7 +153,7 @@ def test_a_run_that_was_not_scaled_takes_another_C_and_is_not_scaled_later(corpu
 
 
 @pytest.mark.parametrize("record", ["new", "old"])
-def test_more_steps_change_no_number_of_the_recipe(corpus, tmp_path, record):  # noqa: F811
+def test_more_steps_change_no_number_of_the_recipe(corpus, tmp_path, record):
     """A run of 4,000 steps has a lower C than one of 5: what was settled at the start holds."""
     run, start = tmp_path / "run", {"recipe": ("schedule=linear",), "steps": 5}
     train(new_run(corpus, run, save_every=4, keep=9, **start))
@@ -196,13 +196,13 @@ def test_more_steps_spread_the_rest_of_the_schedule_when_told_to(straight):
     assert [r["lr"] for r in read_metrics(straight)] == pytest.approx([peak * w for w in wanted])
 
 
-def test_the_newest_n_and_every_m_are_kept(corpus, tmp_path):  # noqa: F811
+def test_the_newest_n_and_every_m_are_kept(corpus, tmp_path):
     train(new_run(corpus, tmp_path / "run", steps=9, save_every=1, keep=2, keep_every=3))
     kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == [f"step-{t:08d}" for t in (3, 6, 8, 9)]
 
 
-def test_a_background_save_writes_the_same(straight, corpus, tmp_path):  # noqa: F811
+def test_a_background_save_writes_the_same(straight, corpus, tmp_path):
     run = new_run(corpus, tmp_path / "run", save_every=2, keep=9, eval_every=3, diagnostics_every=2, async_save=True)
     process = child(_train, run)  # its process group ends with it
     process.join()
@@ -244,7 +244,7 @@ def _die_while_saving(run, moment: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["half the tensors written", "all written, not yet named"])
-def test_kill_9_in_the_middle_of_a_save_loses_the_interval_and_no_more(straight, corpus, tmp_path, moment):  # noqa: F811
+def test_kill_9_in_the_middle_of_a_save_loses_the_interval_and_no_more(straight, corpus, tmp_path, moment):
     run = new_run(corpus, tmp_path / "run", save_every=2, keep=9, eval_every=3, diagnostics_every=2)
     process = child(_die_while_saving, run, moment)
     process.join()
@@ -255,7 +255,7 @@ def test_kill_9_in_the_middle_of_a_save_loses_the_interval_and_no_more(straight,
     assert [p.name for p in (tmp_path / "run" / "checkpoints").glob(".*")] == []
 
 
-def test_sigterm_saves_and_ends_and_the_run_goes_on(corpus, tmp_path):  # noqa: F811
+def test_sigterm_saves_and_ends_and_the_run_goes_on(corpus, tmp_path):
     run = new_run(corpus, tmp_path / "run", steps=400)
     process = child(_train, run)
     while not (tmp_path / "run" / "metrics.jsonl").exists() or len(read_metrics(tmp_path / "run")) < 2:
@@ -286,7 +286,7 @@ def _full_disk(argv, log) -> None:
 
 
 @pytest.mark.parametrize("background", [[], ["--async-save"]])
-def test_a_full_disk_is_one_sentence_and_the_last_good_checkpoint_stays(corpus, tmp_path, background):  # noqa: F811
+def test_a_full_disk_is_one_sentence_and_the_last_good_checkpoint_stays(corpus, tmp_path, background):
     settings = {k: v for k, v in SMALL.items() if k != "tensorboard"} | {"save_every": 2, "steps": 6, "out": tmp_path / "run"}
     argv = ["train", "--preset=pico", f"--data={corpus}", "--no-tensorboard", *_flags(TINY), *_flags(settings), *background]
     process = child(_full_disk, argv, str(tmp_path / "log"))
@@ -310,7 +310,7 @@ def _full_disk_at_the_end(argv, log) -> None:
     raise SystemExit(main(argv))
 
 
-def test_a_full_disk_while_exporting_loses_nothing(corpus, tmp_path):  # noqa: F811
+def test_a_full_disk_while_exporting_loses_nothing(corpus, tmp_path):
     settings = {k: v for k, v in SMALL.items() if k != "tensorboard"} | {"steps": 2, "out": tmp_path / "run"}
     argv = ["train", "--preset=pico", f"--data={corpus}", "--no-tensorboard", *_flags(TINY), *_flags(settings)]
     process = child(_full_disk_at_the_end, argv, str(tmp_path / "log"))
@@ -338,7 +338,7 @@ def _little_memory(argv, log, after: int, room: int) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the limit is set as Linux counts")
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_memory_that_runs_out_is_one_sentence_and_loses_nothing(corpus, tmp_path, after):  # noqa: F811
+def test_a_memory_that_runs_out_is_one_sentence_and_loses_nothing(corpus, tmp_path, after):
     out = tmp_path / "run"
     settings = {k: v for k, v in SMALL.items() if k != "tensorboard"} | {"steps": 2, "batch_size": 8, "seq_len": 1024}
     argv = ["train", "--preset=pico", f"--data={corpus}", "--no-tensorboard", *_flags(TINY), *_flags(settings), f"--out={out}"]
@@ -355,7 +355,7 @@ def test_a_memory_that_runs_out_is_one_sentence_and_loses_nothing(corpus, tmp_pa
         assert main([*argv, "--seq-len=32"]) == 0 and len(read_metrics(out)) == 2
 
 
-def test_a_run_that_has_not_trained_a_step_may_start_anew_and_one_that_has_may_not(corpus, tmp_path):  # noqa: F811
+def test_a_run_that_has_not_trained_a_step_may_start_anew_and_one_that_has_may_not(corpus, tmp_path):
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="no luck"):
         patch.setattr(loop, "_step", lambda *args: (_ for _ in ()).throw(ValueError("no luck")))
@@ -372,7 +372,7 @@ def test_a_run_that_has_not_trained_a_step_may_start_anew_and_one_that_has_may_n
         new_run(corpus, tmp_path / "model")
 
 
-def test_metrics_that_cannot_be_written_do_not_lose_the_step(corpus, tmp_path):  # noqa: F811
+def test_metrics_that_cannot_be_written_do_not_lose_the_step(corpus, tmp_path):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="metrics of step 1: No space left"):
         patch.setattr(loop, "Metrics", _metrics_on_a_full_disk)
         train(new_run(corpus, tmp_path / "run"))
@@ -386,13 +386,13 @@ def _metrics_on_a_full_disk(*args):
     return metrics
 
 
-def test_a_run_goes_on_when_there_is_no_stderr(corpus, tmp_path, monkeypatch):  # noqa: F811
+def test_a_run_goes_on_when_there_is_no_stderr(corpus, tmp_path, monkeypatch):
     run = new_run(corpus, tmp_path / "run")
     monkeypatch.setattr("sys.stderr", None)  # as after 2>&-
     assert train(run) == 0 and len(read_metrics(tmp_path / "run")) == 6
 
 
-def test_a_run_goes_on_when_nobody_looks_on(corpus, tmp_path, monkeypatch):  # noqa: F811
+def test_a_run_goes_on_when_nobody_looks_on(corpus, tmp_path, monkeypatch):
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as pipe, monkeypatch.context() as patch:
@@ -403,7 +403,7 @@ def test_a_run_goes_on_when_nobody_looks_on(corpus, tmp_path, monkeypatch):  # n
 
 
 # ---- two at once -----------------------------------------------------------------------------------------------------
-def test_a_second_process_is_refused_while_the_first_lives_and_not_when_it_was_killed(corpus, tmp_path, capsys):  # noqa: F811
+def test_a_second_process_is_refused_while_the_first_lives_and_not_when_it_was_killed(corpus, tmp_path, capsys):
     out = tmp_path / "run"
     process = child(_train, new_run(corpus, out, steps=2000))
     while not (out / "metrics.jsonl").exists() or not read_metrics(out):
@@ -442,7 +442,7 @@ def test_the_lock_holds_while_its_file_comes_and_goes(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0, 0] and (tmp_path / "number").read_text() == "150"
 
 
-def test_without_locks_a_run_is_trained_with_a_word_of_warning(corpus, tmp_path, capsys, monkeypatch):  # noqa: F811
+def test_without_locks_a_run_is_trained_with_a_word_of_warning(corpus, tmp_path, capsys, monkeypatch):
     def no_locks(*args):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -560,7 +560,7 @@ def test_a_damaged_checkpoint_and_an_unknown_format_say_so(straight, tmp_path):
     assert losses(straight) and (straight / "export" / "config.json").exists()
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(corpus, tmp_path, capsys):  # noqa: F811
+def test_a_place_that_cannot_be_written_is_one_sentence(corpus, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     argv = ["train", "--preset", "pico", "--steps", "2", "--data", corpus, "--out", str(tmp_path / "file" / "run")]
     assert main(argv) == 1

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from test_trainer import corpus, new_run  # noqa: F401  (corpus is a fixture)
+from runs import new_run
 
 from ngpt_core.cli import main
 from ngpt_core.tools.report import LoggedRun, comparison, log_fit, sentence, smooth, tokens_to_reach
@@ -107,7 +107,7 @@ def test_smoothing_is_a_mean_over_the_past():
 
 
 @pytest.fixture(scope="module")
-def runs(corpus, tmp_path_factory):  # noqa: F811
+def runs(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     for name, normalized in (("gpt", False), ("ngpt", True)):
         train(
@@ -145,7 +145,7 @@ def test_the_page_holds_the_paper_s_figures_with_these_runs_numbers(page):
     assert {"ngpt, mean angle", "ngpt, largest angle", "ngpt, cap"} == set(angle)
 
 
-def test_the_angles_stay_under_the_cap(corpus, tmp_path):  # noqa: F811
+def test_the_angles_stay_under_the_cap(corpus, tmp_path):
     from ngpt_core.train.metrics import read_metrics
 
     train(new_run(corpus, tmp_path / "run", steps=10, diagnostics_every=1))
