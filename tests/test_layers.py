@@ -8,6 +8,7 @@ in ``ngpt_book.source.RANKS``; the picture of them, which the book shows, is kep
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("plotly", reason='ngpt_book needs plotly: pip install "ngpt-core[notebook]"')
+from ngpt_book.figures import architecture
 from ngpt_book.source import RANKS, Module, edges, part_of, rank_of, read
 
 ROOT = Path(__file__).parent.parent
@@ -161,6 +163,27 @@ def test_a_base_install_imports_every_module_that_needs_no_extra():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+def test_the_picture_shows_the_imports_as_they_are():
+    assert architecture.FILE.read_text(encoding="utf-8") == architecture.drawn(), (
+        "the imports have changed: draw them again with  python -m ngpt_book.figures.architecture"
+    )
+
+
+def test_the_picture_has_a_dot_for_every_import_and_an_arrow_into_every_part_that_is_imported():
+    found = edges(MODULES)
+    svg = ET.fromstring(architecture.draw(found))
+    assert len(svg.findall("{*}circle")) == sum(map(len, found.values()))
+    names = [text.text for text in svg.findall("{*}text") if not text.text.isdigit()]
+    assert names[:3] == ["ngpt_book/", "cli.py", "tools/"] and len(names) == len(found)
+    tops = [float(rect.get("y")) for rect in svg.findall("{*}rect")]
+    assert tops == sorted(tops)
+    order = architecture.steps(found)
+    assert all(order.index(part) < order.index(other) for part, others in found.items() for other in others)
+    other = {part: targets - {"checks"} for part, targets in found.items()}
+    assert architecture.draw(other) != architecture.draw(found)
 
 
 # ---- the rules catch what they should --------------------------------------------------------------------------------

@@ -124,24 +124,24 @@ def _for_types(test: ast.expr) -> bool:
 
 # ---- one name ----------------------------------------------------------------------------------------------------------
 def locate(root: Path, place: str) -> tuple[Path, int | None]:
-    """(file, line) of a place as the book's pages write it: "nn/head.py::logit_scale", "train/trainer.py::Trainer.step", or only
-    a file. A path is relative to ngpt_core, or else to ``root``, the repository. ValueError if there is no such place."""
+    """(file, line) of a place as the book's pages write it: "nn/head.py::logit_scale", "train/trainer.py::Trainer.step", or
+    only a file. A path is relative to ngpt_core, or else to ``root``, the repository. ValueError if there is no such place."""
     where, _, dotted = place.partition("::")
     path = next((p for p in (root / "ngpt_core" / where, root / where) if p.exists()), None)
     if path is None:
         raise ValueError(f"{place}: there is no file {where} in ngpt_core or at the top of the repository.")
     if not dotted:
         return path, None
-    node: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
+    body, line = ast.parse(path.read_text(encoding="utf-8")).body, 0
     for name in dotted.split("."):
-        found = [child for child in ast.iter_child_nodes(node) if name in _defined(child)]
-        if not found:
+        found = next((statement for statement in body if name in _defined(statement)), None)
+        if found is None:
             raise ValueError(f"{place}: {where} does not define {name}.")
-        node = found[0]
-    return path, node.lineno
+        body, line = getattr(found, "body", []), found.lineno
+    return path, line
 
 
-def _defined(node: ast.AST) -> set[str]:
+def _defined(node: ast.stmt) -> set[str]:
     """The names that a statement defines: a function, a class, a variable."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {node.name}

@@ -1,10 +1,10 @@
-"""What does the page on architecture draw? Which part of ngpt_core imports which, as a staircase on which every arrow points down.
+"""What does the page on architecture draw? Which part of ngpt_core imports which: a staircase, and every arrow points down.
 
     python -m ngpt_book.figures.architecture         (writes book/_assets/architecture.svg; a test compares it with the source)
 
-One step of the staircase is one part, the highest rank on top. From the end of a step a line runs to the right; a dot on it marks
-the column of a part that it imports, and the column leads down to that part. An import against the ranks would have to lead up.
-The picture carries its own colors and reads on white and on black: white names on filled steps, and lines in mid-grey.
+One step of the staircase is one part, the highest rank on top. From the end of a step a line runs to the right; a dot on it
+marks the column of a part that it imports, and the column leads down to that part. An import against the ranks would have to
+lead up. The picture brings its own colors and reads on white and on black: white names on filled steps, lines in mid-grey.
 """
 
 from graphlib import TopologicalSorter

@@ -1,8 +1,8 @@
 """How does the page on architecture name places in the source, and list every file? A role and a directive.
 
-{src}`nn/head.py::logit_scale` becomes "logit_scale in nn/head.py:105", with the line of the version that is built, and a link to it
-once the repository has an address. A place that does not exist is a warning, which fails the build. ``ngpt-modules`` is a table
-of all files of a package, each with the first paragraph of its docstring.
+{src}`nn/head.py::logit_scale` becomes "logit_scale in nn/head.py:105", with the line of the version that is built, and a link
+to it once the repository has an address. A place that does not exist is a warning, which fails the build. ``ngpt-modules`` is a
+table of all files of a package, each with the first paragraph of its docstring.
 """
 
 import re
