@@ -11,7 +11,7 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
 4. drops the scripts of live kernels (thebe, widgets), which would come from elsewhere;
 5. makes the Colab buttons from the repository's one address;
 6. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
-7. loads ``api.py``, which makes the reference from the docstrings.
+7. loads ``api.py``, which makes the reference from the docstrings, and ``architecture.py``, which names places in the source.
 """
 
 import hashlib
@@ -158,6 +158,7 @@ def colab_button(app: Sphinx, pagename: str, templatename: str, context: dict, d
 
 def setup(app: Sphinx) -> dict:
     app.setup_extension("ngpt_book.sphinx.api")
+    app.setup_extension("ngpt_book.sphinx.architecture")
     app.add_config_value("ngpt_repository", "", "html")
     app.connect("config-inited", configure, priority=100)
     app.connect("builder-inited", copy_files)
