@@ -90,8 +90,8 @@ def _kept(c: ModelConfig, letter: str, how: str) -> float:
         products = 2 * c.d_inner + 2 * c.groups * c.state + c.mamba_heads + d
         others = 3 * c.d_inner + 4 * c.groups * c.state + c.d_inner * c.state / max(c.chunk, 1)
     elif letter == "*":
-        products = (2 * c.n_heads + 2 * c.n_kv_heads) * c.head_dim + d
-        others = (2 * c.n_heads + 2 * c.n_kv_heads) * c.head_dim
+        others = (2 * c.n_heads + 2 * (c.n_kv_heads or 0)) * (c.head_dim or 0)
+        products = others + d
     elif letter == "E":
         products = c.top_k * (c.expert_ff + d) + c.shared_ff + d
         others = c.top_k * (c.expert_ff + 2 * d) + c.shared_ff + 4 * c.n_experts
