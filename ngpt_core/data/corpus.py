@@ -97,9 +97,9 @@ class Corpus:
             )
         check_description(self.manifest.get("tokenizer"), self.folder / "manifest.json")
         self.vocab_size = self.manifest["tokenizer"]["vocab_size"]
-        self.checksum = self.manifest.get("checksum")
         if not _agrees(self.manifest):
             raise ValueError(f"{self.folder}/manifest.json disagrees with itself: it was damaged or edited; pack again.")
+        self.checksum: str = self.manifest["checksum"]
         for path, size, _ in self._files():
             found = path.stat().st_size if path.exists() else None
             if found != size:

@@ -61,7 +61,7 @@ def _start(folder: Path, part: Part, preset: str, steps: int, *flags: str) -> su
 
 def _train(out: Path, parts: tuple[Part, ...], preset: str, steps: int, *flags: str) -> list[LoggedRun]:
     """Train the parts, two at the same time, with a line now and then; an error of any ends the demo."""
-    waiting, running, failed = list(parts), {}, None
+    waiting, running, failed = list(parts), dict[str, subprocess.Popen](), None
     try:
         while failed is None and (waiting or any(process.poll() is None for process in running.values())):
             while waiting and sum(process.poll() is None for process in running.values()) < 2:

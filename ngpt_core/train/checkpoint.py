@@ -18,7 +18,9 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,7 +57,7 @@ def read_state(path: Path) -> dict:
     """What a checkpoint holds beside its tensors."""
     with _whole(path):
         state = read_json(path / STATE)
-        kinds = {"format": int, "step": int, "ranks": int, "steps": int, "seconds": int | float}
+        kinds: dict = {"format": int, "step": int, "ranks": int, "steps": int, "seconds": int | float}
         kinds |= dict.fromkeys(("schedule", "data", "model", "config"), dict)
         if missing := sorted(name for name, kind in kinds.items() if not isinstance(state.get(name), kind)):
             raise ValueError(f"{STATE} lacks {', '.join(missing)}, or it is of a wrong kind")
@@ -102,7 +104,7 @@ class Checkpoints:
         self.no_dist = not dist.is_initialized()
         # The background thread talks to its peers while training does: it needs a group of its own.
         self.group = dist.new_group(backend="gloo") if background else None
-        self.pending: tuple[object, int, dict] | None = None  # (future, step, state) of a save under way
+        self.pending: tuple[Future, int, dict] | None = None  # (future, step, state) of a save under way
 
     # ---- saving ------------------------------------------------------------------------------------------------------
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> None:
@@ -172,7 +174,7 @@ class Checkpoints:
             if not (self.keep_every and step % self.keep_every == 0):
                 shutil.rmtree(path)
 
-    def _try(self, step: int, write: Callable, *args):
+    def _try(self, step: int, write: Callable, *args: object) -> Any:
         try:
             return write(*args)
         except (OSError, CheckpointException, RuntimeError) as error:
@@ -199,7 +201,8 @@ class Checkpoints:
     def _load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         tensors = _tensors(model)
         own = dict(model.named_parameters())
-        for name, stored in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
+        found: dict = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        for name, stored in found.items():
             kind, _, rest = name.partition(".")
             if kind != "optimizer":
                 continue
@@ -217,8 +220,8 @@ def _why(error: BaseException) -> str:
     """What lies behind an error of Distributed Checkpoint, in a few words."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
-    if reason := getattr(error, "strerror", None):
-        return f"{reason}: {error.filename}" if error.filename else reason
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if "inline_container" in str(error) or "PytorchStreamWriter" in str(error):  # torch's own words for a write cut short
         return "a file could not be written whole; is the disk full, or a quota reached?"
     lines = str(error).splitlines()

@@ -77,13 +77,13 @@ def evaluate_documents(model: LanguageModel, corpus: Corpus, rows: int, seq_len:
     model.eval()
     device = next(model.parameters()).device
     for first in range(0, stream.windows(seq_len), rows):
-        batch = []
+        read = []
         for i in range(first, min(first + rows, stream.windows(seq_len))):
             tokens, document = stream.window(i, seq_len)
-            batch.append(window(tokens, document, seq_len))
-            numbers.append(number + batch[-1][2])
+            read.append(window(tokens, document, seq_len))
+            numbers.append(number + read[-1][2])
             number += int(document[-1])  # the last token is the next window's first
-        batch = Batch(*(torch.from_numpy(np.stack(column)) for column in zip(*batch))).to(device)
+        batch = Batch(*(torch.from_numpy(np.stack(column)) for column in zip(*read))).to(device)
         losses.append(_cross_entropy(model, batch))
         counted.append((batch.targets != IGNORE).double().cpu())
     sums = (np.bincount(np.concatenate(numbers), torch.cat(x).flatten()) for x in (losses, counted))

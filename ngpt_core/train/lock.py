@@ -14,7 +14,7 @@ from typing import TextIO
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # a module that is not there has no type of its own
 
 __all__ = ["LOCK", "Lock", "take"]
 

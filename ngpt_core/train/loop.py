@@ -88,7 +88,8 @@ def _loop(trainer: Trainer, held_out: list) -> int:
     with _signals(trainer):
         while trainer.t < total and not trainer.stop:
             look = config.diagnostics_every > 0 and (trainer.t + 1) % config.diagnostics_every == 0
-            record, text, failed = _step(trainer, look), None, None
+            record, text = _step(trainer, look), None
+            failed: ValueError | OSError | None = None
             record["mfu"] = record["tokens_per_s"] * flops / peak
             try:
                 with room_for(f"looking at step {trainer.t}", trainer.lower()):
@@ -124,7 +125,7 @@ def _loop(trainer: Trainer, held_out: list) -> int:
     return 0
 
 
-def _step(trainer: Trainer, look: bool) -> dict[str, object]:
+def _step(trainer: Trainer, look: bool) -> dict:
     """A step. If memory runs out before the update begins, and in one process, what was trained so far is saved first."""
     t, counts = trainer.t, list(trainer.loader.counts)
     try:
@@ -148,7 +149,7 @@ def _step(trainer: Trainer, look: bool) -> dict[str, object]:
 def _signals(trainer: Trainer) -> Iterator[None]:
     """SIGTERM and Ctrl-C ask the loop to save and end after the step that it is in."""
 
-    def ask(number, frame):
+    def ask(number: int, frame: object) -> None:
         trainer.asked = True
 
     if threading.current_thread() is not threading.main_thread():  # Python gives signals to the main thread alone

@@ -17,7 +17,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from ..checks import is_number
 from ..files import write_text
@@ -72,7 +72,7 @@ class Metrics:
         self.live = self.out.isatty()
 
     @staticmethod
-    def _tensorboard(run: Path):
+    def _tensorboard(run: Path) -> Any | None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -80,7 +80,7 @@ class Metrics:
         return SummaryWriter(str(run / "tensorboard"))
 
     @staticmethod
-    def _wandb(run: Path, project: str):
+    def _wandb(run: Path, project: str) -> Any:
         import wandb
 
         try:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -35,6 +36,7 @@ from .metrics import read_lines
 
 __all__ = ["Run", "open_blend", "prepare"]
 
+C = TypeVar("C", TrainConfig, ModelConfig)
 FORMAT = 1
 _NUMBERS = ("C", "gpt_lr", "balance_loss", "router_bias_rate", "tokens")  # of the model's config, and not its architecture
 _BEFORE_A_STEP = {"config.json", "metrics.jsonl", "tokenizer.json", "tensorboard", "checkpoints", LOCK}  # all there is then
@@ -116,7 +118,7 @@ class Run:
         return from_description(Run.read(folder)["tokenizer"], Path(folder))
 
 
-def _recorded(folder: Path | str, kind: type, name: str):
+def _recorded(folder: Path | str, kind: type[C], name: str) -> C:
     values = Run.read(folder)[name]
     try:
         return kind.from_dict(values)
@@ -124,7 +126,7 @@ def _recorded(folder: Path | str, kind: type, name: str):
         raise ValueError(f"{Path(folder) / 'config.json'}, {name}: {error}") from None
 
 
-def prepare(settings: Mapping[str, object], model_settings: Mapping[str, object], resume: bool) -> Run:
+def prepare(settings: Mapping[str, Any], model_settings: Mapping[str, Any], resume: bool) -> Run:
     """The run that the user's settings ask for: a new one, or the one that is there. Nothing is written yet."""
     if not settings.get("out"):
         raise ValueError("say where the run goes: --out RUN.")
@@ -154,7 +156,7 @@ def _begun(folder: Path) -> bool:
     return not {path.name for path in folder.iterdir()} <= _BEFORE_A_STEP
 
 
-def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mapping[str, object]) -> Run:
+def _resumed(folder: Path, settings: Mapping[str, Any], model_settings: Mapping[str, Any]) -> Run:
     record, was, model = Run.read(folder), Run.train_config(folder), Run.architecture(folder)
     scaled, was = record.get("scaled", was.scaled), settled(was, model, record["steps"])
     rates = {k: _plain(v) for k, v in model_settings.items() if k in _NUMBERS}
@@ -213,7 +215,7 @@ def _resumed(folder: Path, settings: Mapping[str, object], model_settings: Mappi
     return Run(folder, config, model, steps, checkpoint, finished, record["tokenizer"], scaled)
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -234,11 +236,7 @@ def _rooted(config: TrainConfig) -> TrainConfig:
 
 
 def open_blend(
-    where: tuple[str, ...],
-    vocab_size: int,
-    packed_with: dict | None = None,
-    whose: object = "the run",
-    flag: str = "--data",
+    where: tuple[str, ...], vocab_size: int, packed_with: dict | None = None, whose: object = "the run", flag: str = "--data"
 ) -> list[tuple[Corpus, float]]:
     """The corpora of a flag, with their weights, for a model of that vocabulary, and tokenizer where it is known."""
     corpora = []

@@ -22,6 +22,7 @@ from ..nn.io import save as save_model
 from ..nn.model import LanguageModel
 from ..optim.diagnostics import Diagnostics
 from ..optim.gated_adamw import GatedAdamW
+from ..optim.sharding import local
 from .checkpoint import Checkpoints
 from .config import recipe_numbers
 from .evaluate import evaluate
@@ -59,18 +60,18 @@ class Trainer:
         self.rate = next(g for g in self.optimizer.param_groups if "embedding.weight" in g["param_names"])
         self.checkpoints = Checkpoints(run.folder, world, config.keep, config.keep_every, config.async_save)
 
-    def step(self, look: bool = False) -> dict[str, object]:
+    def step(self, look: bool = False) -> dict:
         """One optimizer step; ``look`` also collects the optimizer's diagnostics. Returns the step's numbers."""
         begin = time.perf_counter()
         batch = self.loader.next()
         denominator = max(1.0, float(self.world.sum(batch.counted.to(self.world.device))))  # targets in the global batch
-        sums, load = torch.zeros(4, device=self.world.device, dtype=torch.float64), None
+        sums, load = torch.zeros(4, device=self.world.device, dtype=torch.float64), list[Tensor]()
         micro_batches = batch.split(self.rows)
         for i, micro in enumerate(micro_batches):
             self.parallel.micro_batch(last=i == len(micro_batches) - 1)
             x = micro.to(self.world.device)
             self.model.loss(x.tokens, x.targets, _documents(micro, x), denominator=denominator).backward()
-            stats = self.model.stats
+            stats: dict = self.model.stats
             sums[:2] += torch.stack([stats["cross_entropy"], stats["balance"]]).double()
             load = _add(load, stats["load"])
         self.parallel.finish_gradients()
@@ -86,9 +87,9 @@ class Trainer:
 
         self.t += 1  # from here on the step is being made: what fails before it has changed nothing
         lr = float(self.rate["lr"])
-        diagnostics = Diagnostics(d_model=self.run.model.d_model) if look and isinstance(self.optimizer, GatedAdamW) else None
-        caps = [g.get("cap") for g in self.optimizer.param_groups]
-        self.optimizer.diagnostics = diagnostics  # torch's AdamW, the baseline's, never looks at it
+        caps, diagnostics = [g.get("cap") for g in self.optimizer.param_groups], None
+        if isinstance(self.optimizer, GatedAdamW):  # torch's AdamW, the baseline's, has none
+            diagnostics = self.optimizer.diagnostics = Diagnostics(d_model=self.run.model.d_model) if look else None
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -124,11 +125,13 @@ class Trainer:
 
     def _scales(self, look: bool) -> dict[str, object]:
         """nGPT: the mean of s_z at every step, and the mean |alpha| of each block with the diagnostics."""
-        if not self.run.model.normalized:
+        if (s_z := self.model.head.s_z) is None:
             return {}
         with torch.no_grad():
-            found = {"s_z": float(self.model.head.s_z().mean())}
-            return found | ({"alpha": [float(b.alpha().abs().mean()) for b in self.model.blocks]} if look else {})
+            found: dict[str, object] = {"s_z": float(s_z().mean())}
+            if look:
+                found["alpha"] = [float(b.get_submodule("alpha")().abs().mean()) for b in self.model.blocks]
+            return found
 
     def _labelled(self, records: list[dict], caps: list[float | None]) -> list[dict]:
         """The optimizer's records, one a group, with what is in the group and the cap that held for it."""
@@ -142,8 +145,7 @@ class Trainer:
         for i, (_, p) in enumerate(named):
             for row, x in enumerate((p.detach(), p.grad)):
                 if x is not None:
-                    x = x.to_local() if hasattr(x, "device_mesh") else x
-                    bad[row, i] = float(not bool(torch.isfinite(x).all()))
+                    bad[row, i] = float(not bool(torch.isfinite(local(x)).all()))
         values, gradients = self.world.largest(bad).tolist()
         where = "no single parameter"
         for what, flags in (("the gradient of ", gradients), ("", values)):  # a bad value explains its bad gradients
@@ -183,14 +185,16 @@ class Trainer:
 
     def resume(self) -> None:
         """Continue from the run's newest checkpoint. Another total of steps was agreed to before (run.py)."""
-        state = self.checkpoints.load(self.run.checkpoint, self.model, self.optimizer)
+        checkpoint = self.run.checkpoint
+        assert checkpoint is not None
+        state = self.checkpoints.load(checkpoint, self.model, self.optimizer)
         self.t, self.seconds = state["step"], state["seconds"]
         try:
             self.loader.load_state_dict(state["data"])
             self.schedule.load_state_dict(state["schedule"], re_anchor=state["steps"] != self.run.steps)
         except (LookupError, TypeError) as error:
             raise ValueError(
-                f"{self.run.checkpoint / 'state.json'} was damaged or edited ({error!r}): restore it, or remove the checkpoint "
+                f"{checkpoint / 'state.json'} was damaged or edited ({error!r}): restore it, or remove the checkpoint "
                 "to use an older one."
             ) from None
 
@@ -220,7 +224,7 @@ class Trainer:
             config.sample_tokens,
             temperature=0.8,
             use_cache=not self.parallel.sharded,
-            stop=[] if tokenizer.end_of_text is None else tokenizer.end_of_text,
+            stop=tokenizer.end_of_text,
             generator=generator,
         )
         ids = (i for i in map(int, new) if i != tokenizer.end_of_text)
@@ -253,5 +257,5 @@ def _documents(micro: Batch, x: Batch) -> Tensor | None:
     return x.documents if bool(micro.documents.any()) else None
 
 
-def _add(a: list[Tensor] | None, b: list[Tensor]) -> list[Tensor]:
-    return list(b) if a is None else [x + y for x, y in zip(a, b)]
+def _add(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+    return [x + y for x, y in zip(a, b)] if a else list(b)
