@@ -8,6 +8,11 @@ theme.py     colors and the plotly template                                   ex
 source.py    which module imports which, and where a name is defined
 """
 
+from importlib.util import find_spec
+
+if find_spec("plotly") is None:
+    raise ImportError('ngpt_book draws with plotly, which is not installed: pip install "ngpt-core[notebook]"')
+
 from .exercises import check
 from .explorer.explorer import Explorer
 from .explorer.page import show
