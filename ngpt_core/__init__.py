@@ -8,20 +8,6 @@ stays quick and what one part needs (plotly, transformers, a compiler) never sta
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # checkers take it for typing's, whose import would take several times as long as all of this
-if TYPE_CHECKING:  # the same names as below
-    from . import hf, recipe, sphere
-    from .config import ModelConfig
-    from .nn.head import linear_cross_entropy, logit_scale, row_norms
-    from .nn.io import load, save
-    from .nn.model import LanguageModel
-    from .optim.diagnostics import Diagnostics
-    from .optim.gated_adamw import GatedAdamW, gate
-    from .optim.pmen import PMEN
-    from .optim.schedule import Schedule, cosine, linear, log_decay, match_auc, warmup_before, wsd
-    from .optim.smgc import SMGC, growth_clip
-    from .presets import preset
-
 __version__ = "0.1.0"
 
 _WHERE = {  # public name -> the file that defines it (the same name there, or the module itself)
@@ -43,12 +29,25 @@ _WHERE = {  # public name -> the file that defines it (the same name there, or t
     "hf": "hf",
 }
 
+TYPE_CHECKING = False  # checkers take it for typing's, whose import would take several times as long as all of this
+if TYPE_CHECKING:  # the same names
+    from . import hf, recipe, sphere
+    from .config import ModelConfig
+    from .nn.head import linear_cross_entropy, logit_scale, row_norms
+    from .nn.io import load, save
+    from .nn.model import LanguageModel
+    from .optim.diagnostics import Diagnostics
+    from .optim.gated_adamw import GatedAdamW, gate
+    from .optim.pmen import PMEN
+    from .optim.schedule import Schedule, cosine, linear, log_decay, match_auc, warmup_before, wsd
+    from .optim.smgc import SMGC, growth_clip
+    from .presets import preset
+
 __all__ = [  # a literal list: type checkers do not run code
     "PMEN", "SMGC", "Diagnostics", "GatedAdamW", "LanguageModel", "ModelConfig", "Schedule", "__version__", "cosine", "gate",
     "growth_clip", "hf", "linear", "linear_cross_entropy", "load", "log_decay", "logit_scale", "match_auc", "preset", "recipe",
     "row_norms", "save", "sphere", "warmup_before", "wsd",
 ]  # fmt: skip
-
 
 if not TYPE_CHECKING:  # a checker would take every name for one of ours
 
