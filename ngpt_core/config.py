@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral
+from typing import Any
 
 from .checks import is_number, is_within
 
@@ -195,11 +196,11 @@ class ModelConfig:
         return {"format": FORMAT} | {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, data: dict[str, object]) -> "ModelConfig":
+    def from_dict(cls, data: Mapping[str, object]) -> "ModelConfig":
         """The config that ``to_dict`` wrote. An unknown field or another format is an error: it would be another model."""
         if not isinstance(data, Mapping):
             raise ValueError(f"A config is a dictionary of fields, as ModelConfig.to_dict gives it; got {data!r}.")
-        values = dict(data)
+        values: dict[str, Any] = dict(data)
         version = values.pop("format", None)
         if version != FORMAT:
             raise ValueError(f"Configs of format {FORMAT} are read here; this is {version!r}: read it with its own version.")
@@ -253,6 +254,7 @@ class ModelConfig:
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         self._positive("head_dim", "n_kv_heads")
+        assert self.head_dim is not None and self.n_kv_heads is not None  # by now
         if self.n_heads % self.n_kv_heads:
             raise _fail("n_heads", f"must be a multiple of n_kv_heads = {self.n_kv_heads}", self.n_heads)
         if self.rope_theta is not None and (not is_within(self.rope_theta, 0, open=True) or self.head_dim % 2):

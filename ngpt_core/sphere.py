@@ -89,9 +89,12 @@ def turn(w: Tensor, u: Tensor, ww: Tensor, length: Tensor, theta: float | Tensor
 
     At a length of 0 the result is finite, but no such point. A theta beyond pi is pi.
     """
-    # a number stays on the host: moving it would make the host wait
-    tool = torch if isinstance(theta, Tensor) else math
-    theta = theta.clamp(max=math.pi) if tool is torch else min(theta, math.pi)
+    tool, theta = (
+        (torch, theta.clamp(max=math.pi))
+        if isinstance(theta, Tensor)
+        # a number stays on the host: moving it would make the host wait
+        else (math, min(theta, math.pi))
+    )
     safe = torch.where(length > 0, length, 1.0)
     along = tool.cos(theta) * torch.rsqrt(ww)
     return along * w + (tool.sin(theta) / safe) * u  # section 2.3, ASC
@@ -158,7 +161,7 @@ def cap_angle(w: Tensor, delta: Tensor, max_angle: float | Tensor, dim: int = -1
     if isinstance(max_angle, Tensor):  # on a device looking would make the host wait
         fits = max_angle.device.type != "cpu" or bool((max_angle >= 0).all())
     else:
-        fits = is_number(max_angle) and max_angle >= 0
+        fits = is_number(max_angle) and bool(max_angle >= 0)
     if not fits:
         raise ValueError(f"cap_angle: max_angle, in radians, must be >= 0; got {max_angle!r}.")
     (w, delta), dtype = (widen(w), widen(delta)), w.dtype

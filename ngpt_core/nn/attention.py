@@ -88,9 +88,10 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        d, d_k = config.d_model, config.head_dim
-        self.q_proj, self.o_proj = rows(config.n_heads * d_k, d), rows(config.n_heads * d_k, d)
-        self.k_proj, self.v_proj = rows(config.n_kv_heads * d_k, d), rows(config.n_kv_heads * d_k, d)
+        H, G, d, d_k = config.n_heads, config.n_kv_heads, config.d_model, config.head_dim
+        assert G is not None and d_k is not None  # a config with attention has both
+        self.kv_heads, self.head_dim = G, d_k
+        self.q_proj, self.o_proj, self.k_proj, self.v_proj = (rows(n * d_k, d) for n in (H, H, G, G))
         self.s_qk = Scale(d_k, *config.scale_of("s_qk")) if config.normalized else None
         self.softmax_scale = d_k**0.5 if config.normalized else d_k**-0.5  # item 3
         self.unit_dims = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), -1) if config.normalized else {}
@@ -135,4 +136,4 @@ class Attention(nn.Module):
         return rearrange(out, "b h t k -> b t (h k)") @ self.o_proj
 
     def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> KVCache:
-        return KVCache(batch, self.config.n_kv_heads, max_len, self.config.head_dim, device, dtype)
+        return KVCache(batch, self.kv_heads, max_len, self.head_dim, device, dtype)

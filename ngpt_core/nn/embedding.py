@@ -29,7 +29,7 @@ def check_integers(name: str, x: object) -> None:
         raise ValueError(f"{name} must be integers (torch.long); got {x.dtype}.")
 
 
-def check_tokens(tokens: object, vocab_size: int) -> None:
+def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     """ValueError for tokens that are not integers [batch, time], or not in [0, V).
 
     The range is read on the CPU only; on a GPU an index out of range stops with a device-side assertion that says so.

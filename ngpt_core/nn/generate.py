@@ -10,7 +10,7 @@ Shapes: tokens [B, T], logits [B, V].
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: fl
 
 
 def _stops(stop: int | Sequence[int] | None, vocab_size: int) -> list[int]:
-    tokens = [] if stop is None else list(stop) if isinstance(stop, Iterable) and not is_number(stop) else [stop]
+    tokens: list[Any] = [] if stop is None else list(stop) if isinstance(stop, Iterable) and not is_number(stop) else [stop]
     if not all(is_count(token, 0) and token < vocab_size for token in tokens):
         raise ValueError(f"stop must be a token in [0, {vocab_size}), several of them, or None; got {stop!r}.")
     return [int(token) for token in tokens]

@@ -18,6 +18,8 @@ Symbols: n tokens, N = n k rows of all experts together, E experts, w [E, ff, d]
 order [N] sorts the rows (token, choice) by expert and place [N] undoes it: place[order] = 0, 1, 2, ...
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,26 +43,26 @@ def _gather(y: Tensor, place: Tensor, k: int) -> Tensor:
 
 class _Dispatch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
         ctx.k = k
         ctx.save_for_backward(order, place)
         return _spread(x, order, k)
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         order, place = ctx.saved_tensors
         return combine(g, order, place, ctx.k), None, None, None
 
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
+    def forward(ctx: Any, y: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
         ctx.k = k
         ctx.save_for_backward(order, place)
         return _gather(y, place, k)
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         order, place = ctx.saved_tensors
         return dispatch(g, order, place, ctx.k), None, None, None
 
@@ -130,12 +132,12 @@ def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     return a.new_empty(ends.shape[0], a.shape[1], b.shape[1])
 
 
-def _setup(ctx, inputs, output) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, ends, ctx.transpose = inputs
     ctx.save_for_backward(x, w, ends)
 
 
-def _backward(ctx, grad: Tensor):
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     x, w, ends = ctx.saved_tensors
     grad = grad.contiguous()
     grad_x = expert_mm(grad, w, ends, not ctx.transpose) if ctx.needs_input_grad[0] else None

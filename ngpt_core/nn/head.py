@@ -11,14 +11,14 @@ that nobody set. Logit Gradient Preconditioning (LGP, section 2.1) keeps the for
 Symbols: h [..., d] hidden states; W [V, d] output embedding; u, z [..., V] cosines and logits; s_z [V]; q LGP's strength.
 """
 
-from numbers import Integral
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
-from ..checks import is_number, is_within
+from ..checks import is_integer, is_number, is_within
 from ..config import ModelConfig
 from .embedding import readable
 from .loss import check_targets, cross_entropy_sum, wide
@@ -86,12 +86,12 @@ class _LogitScale(torch.autograd.Function):
         return u * s_z  # eq. sz
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         u, s_z, ctx.q, ctx.form = inputs
         ctx.save_for_backward(u, s_z)
 
     @staticmethod
-    def backward(ctx, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         u, s_z = ctx.saved_tensors
         du = ds = None
         if ctx.needs_input_grad[0]:
@@ -198,11 +198,11 @@ def linear_cross_entropy(
     h, weight = autocast(h, weight)
     _check_shapes(h, weight, targets, s_z)
     denominator = check_denominator(denominator)
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral):
+    if not is_integer(ignore_index):
         raise ValueError(f"ignore_index is the target that is left out, an integer (any; -100 is usual); got {ignore_index!r}.")
     if chunk is None:
         chunk = max(256, h.shape[-1])
-    elif isinstance(chunk, bool) or not isinstance(chunk, Integral) or chunk < 1:
+    elif not is_integer(chunk) or chunk < 1:
         raise ValueError(f"chunk is a number of tokens, an integer >= 1, or None to choose it; got {chunk!r}.")
     else:
         chunk = int(chunk)

@@ -75,7 +75,8 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be one that torch knows, such as 'cpu' or 'cuda:0'; got {device!r} ({error}).") from None
     if not _there(device):
-        usable = ["cpu", *([torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else [])]
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        usable = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
         raise ValueError(f"device must be one that is there and holds values, here {' or '.join(usable)}; got '{device}'.")
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
@@ -93,7 +94,7 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}
     except OSError as error:
-        reason = error
+        reason: object = error
         try:
             open(folder / WEIGHTS, "rb").close()  # safetensors calls every reason a missing file; the system knows better
         except OSError as known:

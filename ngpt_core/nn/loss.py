@@ -12,6 +12,8 @@ Symbols (N tokens, V vocabulary, d d_model):
     G = dz^T h [V, d]           all that the vocabulary's gradients need: dW = b * G and ds_i = <w_i, G_i>, by row
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -114,9 +116,9 @@ def _cross_entropy_sum(
     return losses.sum(), dh, G if need_weight else h.new_empty(0), ds
 
 
-def _shapes(h, weight, targets, s, b, ignore_index, chunk, need_h, need_weight, need_s) -> tuple[Tensor, ...]:
+def _shapes(h: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
     """What the compiler needs to know of the operation: shapes and dtypes of its results."""
-    acc = wide(h.dtype)
+    acc, (need_h, need_weight, need_s) = wide(h.dtype), others[-3:]
     return (
         h.new_empty((), dtype=acc),
         torch.empty_like(h) if need_h else h.new_empty(0),
@@ -125,13 +127,13 @@ def _shapes(h, weight, targets, s, b, ignore_index, chunk, need_h, need_weight, 
     )
 
 
-def _save(ctx, inputs, output) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[1:])
     ctx.needs, ctx.weight_dtype = inputs[-3:], inputs[1].dtype
 
 
-def _backward(ctx, g, *second) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, g: Tensor | None, *second: Tensor | None) -> tuple[Tensor | None, ...]:
     if any(x is not None for x in second):
         raise RuntimeError(
             "The chunked cross-entropy has no second derivative: its gradients are computed in the forward pass. "

@@ -17,6 +17,7 @@ channels = d_inner + 2 G N. Rows of in_proj in the order z, x, B, C, dt (as in m
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,7 @@ def _slide(padded: Tensor, taps: Sequence[Tensor], length: int, y: Tensor | None
     for k, tap in enumerate(taps):
         window = padded[:, k : k + length]
         y = window * tap if y is None else torch.addcmul(y, window, tap)
+    assert y is not None  # there is a tap
     return y
 
 
@@ -46,14 +48,14 @@ class _ConvSiLU(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, padded: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(ctx: Any, padded: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None) -> Tensor:
         taps = weight.unbind() if keep is None else (weight[:, None, None] * keep).unbind()
         y = _slide(padded, taps, padded.shape[1] - len(taps) + 1, bias)
         ctx.save_for_backward(padded, weight, y, keep)
         return F.silu(y)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         padded, weight, y, keep = ctx.saved_tensors
         (b, T, channels), K = grad.shape, weight.shape[0]
         grad = torch.ops.aten.silu_backward(grad, y)

@@ -9,6 +9,7 @@ Shapes: tokens, targets, documents [B, T]; h [B, T, d]; logits [B, T, V].
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +63,7 @@ class LanguageModel(nn.Module):
         if not isinstance(config, ModelConfig):
             raise ValueError(f"LanguageModel takes a ModelConfig, such as ngpt_core.preset gives; got {config!r}.")
         self.config = config
-        self.stats: dict[str, Tensor | list[Tensor]] = {}
+        self.stats: dict[str, Any] = {}
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(Residual(config, BLOCKS[letter](config)) for letter in config.pattern)
         self.norm_weight = None if config.normalized else nn.Parameter(torch.ones(config.d_model))
@@ -76,8 +77,8 @@ class LanguageModel(nn.Module):
     def init_weights(self) -> None:
         """Draw every parameter anew, in place: the same values as a fresh model's under the same seed."""
         for module in self.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
 
     # ---- forward ---------------------------------------------------------------------------------------------------
     def hidden(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> tuple[Tensor, list[Aux]]:
@@ -136,11 +137,7 @@ class LanguageModel(nn.Module):
         if aux and self.training:
             share = 1.0 if denominator is None else (targets != -100).sum().to(cross_entropy.dtype) / denominator
             balance = torch.stack([a.balance for a in aux]).sum() * (self.config.balance_loss * share)
-        self.stats = {
-            "cross_entropy": cross_entropy.detach(),
-            "balance": balance.detach(),
-            "load": [a.load for a in aux],
-        }
+        self.stats = {"cross_entropy": cross_entropy.detach(), "balance": balance.detach(), "load": [a.load for a in aux]}
         return cross_entropy + balance if aux and self.training else cross_entropy
 
     @torch.no_grad()
@@ -161,7 +158,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"A cache has a number of rows and one of tokens, integers >= 0; got {batch=}, {max_len=}.")
         batch, max_len = int(batch), int(max_len)
         w = self.embedding.weight
-        blocks = [block.new_cache(batch, max_len, w.device, w.dtype) for block in self.blocks]
+        blocks = [block.new_cache(batch, max_len, w.device, w.dtype) for block in self.blocks]  # type: ignore[operator]  # torch: a ModuleList holds any modules
         return Cache(blocks, self.config.pattern, batch, max_len)
 
     def generate(
@@ -187,7 +184,7 @@ class LanguageModel(nn.Module):
         new = list(self.stream(tokens, max_new_tokens, temperature, top_k, top_p, use_cache, stop, generator))
         return torch.cat([tokens.long(), *(t[:, None] for t in new)], 1)
 
-    def stream(self, tokens: Tensor, max_new_tokens: int, *args, **options) -> Iterator[Tensor]:
+    def stream(self, tokens: Tensor, max_new_tokens: int, *args: Any, **options: Any) -> Iterator[Tensor]:
         """As ``generate``, but yields the new tokens [B] one step at a time, as they are drawn."""
         return generation.stream(self, tokens, max_new_tokens, *args, **options)
 

@@ -51,6 +51,8 @@ def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
 class Router(nn.Module):
     """weight [E, d]; bias [E], a buffer that only ``update`` moves."""
 
+    bias: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

@@ -26,13 +26,14 @@ overflow, and 0 * inf in the backward pass is NaN.
 import importlib.util
 import warnings
 from functools import cache
-from numbers import Integral
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from ..checks import is_integer
 from .precision import full_precision
 
 __all__ = ["kernel_missing", "segments", "ssd", "ssd_chunked", "ssd_kernels", "ssd_recurrent"]
@@ -54,7 +55,7 @@ def _check(
     (b, T, H, P), (G, N) = x.shape, B.shape[2:]
     if T < 1 or G < 1 or H % G:
         raise ValueError(f"A scan needs T >= 1 tokens, and heads H that are a multiple of the groups G; got {T=}, {H=}, {G=}.")
-    wanted = {"dt": (dt, (b, T, H)), "A": (A, (H,)), "B": (B, (b, T, G, N)), "C": (C, (b, T, G, N))}
+    wanted: dict[str, tuple] = {"dt": (dt, (b, T, H)), "A": (A, (H,)), "B": (B, (b, T, G, N)), "C": (C, (b, T, G, N))}
     wanted |= {"D": (D, (H,)), "initial_state": (initial_state, (b, H, P, N)), "documents": (documents, (b, T))}
     for name, (value, shape) in wanted.items():
         if value is not None and tuple(value.shape) != shape:
@@ -91,15 +92,15 @@ def ssd_recurrent(
         S = xs.new_zeros(*xs[:, 0].shape, B.shape[-1])
     else:
         S = initial_state.to(wide)
-    y = []
+    ys = []
     for t in range(x.shape[1]):
         if documents is not None and t > 0:
             same = documents[:, t] == documents[:, t - 1]
             S = torch.where(same[:, None, None, None], S, 0.0)
         a = torch.exp(dt[:, t] * A)[..., None, None]
         S = a * S + (dt[:, t, :, None] * xs[:, t])[..., None] * B[:, t, :, None]  # S_t
-        y.append((S * C[:, t, :, None]).sum(-1))  # y_t
-    y = torch.stack(y, 1)
+        ys.append((S * C[:, t, :, None]).sum(-1))  # y_t
+    y = torch.stack(ys, 1)
     return (y if D is None else y + D.to(wide)[:, None] * xs).to(x.dtype), S
 
 
@@ -119,7 +120,7 @@ def ssd_chunked(
     Arguments and results are those of ``ssd_recurrent``; ``chunk`` changes the speed alone.
     """
     _check(x, dt, A, B, C, D, initial_state, documents)
-    if isinstance(chunk, bool) or not isinstance(chunk, Integral) or chunk < 1:
+    if not is_integer(chunk) or chunk < 1:
         raise ValueError(f"chunk must be a number of tokens, an integer, at least 1; got {chunk!r}.")
     with full_precision(x):
         return _chunked(x, dt, A, B, C, D, initial_state, documents, int(chunk))
@@ -207,7 +208,10 @@ _ARGUMENTS = "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tens
 
 
 @torch.library.custom_op("ngpt_core::ssd_kernels", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
-def _scan(x, dt, A, B, C, D, initial_state, seq_idx, chunk):
+def _scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial_state: Tensor | None,
+    seq_idx: Tensor | None, chunk: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     options = {"D": D, "initial_states": initial_state, "seq_idx": seq_idx, "return_final_states": True}
@@ -217,7 +221,10 @@ def _scan(x, dt, A, B, C, D, initial_state, seq_idx, chunk):
 @torch.library.custom_op(
     "ngpt_core::ssd_kernels_backward", mutates_args=(), schema=f"(Tensor dy, Tensor dS, Tensor y, {_ARGUMENTS}) -> Tensor[]"
 )
-def _scan_backward(dy, dS, y, x, dt, A, B, C, D, initial_state, seq_idx, chunk):
+def _scan_backward(
+    dy: Tensor, dS: Tensor, y: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
+    initial_state: Tensor | None, seq_idx: Tensor | None, chunk: int,
+) -> list[Tensor]:  # fmt: skip
     """The gradients of those of x, dt, A, B, C, D, initial_state that are there."""
     from mamba_ssm.ops.triton.ssd_combined import _mamba_chunk_scan_combined_bwd as backward
 
@@ -228,22 +235,22 @@ def _scan_backward(dy, dS, y, x, dt, A, B, C, D, initial_state, seq_idx, chunk):
 
 
 @_scan.register_fake
-def _(x, dt, A, B, C, D, initial_state, seq_idx, chunk):
+def _(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     state = x.new_empty(x.shape[0], *x.shape[2:], B.shape[-1], dtype=torch.float32)
     return x.new_empty(x.shape), state
 
 
 @_scan_backward.register_fake
-def _(dy, dS, y, x, dt, A, B, C, D, initial_state, seq_idx, chunk):
-    return [v.new_empty(v.shape) for v in (x, dt, A, B, C, D, initial_state) if v is not None]
+def _(dy: Tensor, dS: Tensor, y: Tensor, *inputs: Any) -> list[Tensor]:
+    return [v.new_empty(v.shape) for v in inputs[:-2] if v is not None]
 
 
-def _save(ctx, inputs, output) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.chunk = inputs
     ctx.save_for_backward(output[0], *tensors)
 
 
-def _scan_gradients(ctx, dy: Tensor, dS: Tensor):
+def _scan_gradients(ctx: Any, dy: Tensor, dS: Tensor) -> tuple[Tensor | None, ...]:
     y, *tensors = ctx.saved_tensors
     found = iter(torch.ops.ngpt_core.ssd_kernels_backward(dy.contiguous(), dS, y, *tensors, ctx.chunk))
     return *(None if v is None else next(found) for v in tensors[:-1]), None, None  # seq_idx and chunk have none

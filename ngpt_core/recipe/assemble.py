@@ -5,8 +5,9 @@ Here the forward pass and the update meet; neither knows the other. Parameters t
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ __all__ = ["Row", "build", "format_table", "numbers_for", "param_groups", "table
 
 
 def numbers_for(
-    model: nn.Module | ModelConfig, base: Settings | Baseline | None = None, **overrides: object
+    model: nn.Module | ModelConfig, base: Settings | Baseline | None = None, **overrides: Any
 ) -> Settings | Baseline:
     """The numbers for this model or its config, ``base`` with ``overrides``; all three as in ``build``."""
     kind = Settings if config_of(model).normalized else Baseline
@@ -48,8 +49,8 @@ def _config(model: nn.Module) -> ModelConfig:
     if not isinstance(model, nn.Module):
         raise ValueError(f"recipe: takes a model, such as LanguageModel(config); got {model!r}.")
     for module in model.modules():  # the model itself, or what a wrapper (compile, DDP) holds
-        if isinstance(getattr(module, "config", None), ModelConfig):
-            return module.config
+        if isinstance(config := getattr(module, "config", None), ModelConfig):
+            return config
     raise ValueError(f"recipe: {type(model).__name__} has no ModelConfig as .config, which says d_model, C and normalized.")
 
 
@@ -78,11 +79,8 @@ def _lines(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
 
 
 def param_groups(
-    model: nn.Module,
-    total_steps: int | None = None,
-    base: Settings | Baseline | None = None,
-    **overrides: object,
-) -> list[dict[str, object]]:
+    model: nn.Module, total_steps: int | None = None, base: Settings | Baseline | None = None, **overrides: Any
+) -> list[dict[str, Any]]:
     """Groups for GatedAdamW (nGPT) or torch's AdamW (GPT), each complete: parameters with names, peak lr, warmup and all else.
 
     Parameters that are trained alike share a group; ``group["label"]`` says which lines of ``TABLE`` it holds. Every
@@ -92,7 +90,7 @@ def param_groups(
     if total_steps is not None:
         check_steps(total_steps)
     numbers, config, axes = numbers_for(model, base, **overrides), _config(model), unit_axes(model)
-    groups: dict[tuple, dict] = {}
+    groups: dict[tuple, dict[str, Any]] = {}
     for name, p, key in _lines(model):
         values = numbers.group(TABLE[key], config, total_steps)
         if config.normalized:
@@ -108,7 +106,7 @@ def param_groups(
     return list(groups.values())
 
 
-def _check_partition(model: nn.Module, groups) -> None:
+def _check_partition(model: nn.Module, groups: Iterable[dict[str, Any]]) -> None:
     held = [id(p) for group in groups for _, p in group["params"]]
     every = {id(p): name for name, p in model.named_parameters()}
     twice = sorted({every[i] for i in held if held.count(i) > 1}) if len(held) != len(set(held)) else []
@@ -118,10 +116,7 @@ def _check_partition(model: nn.Module, groups) -> None:
 
 
 def build(
-    model: nn.Module,
-    total_steps: int,
-    base: Settings | Baseline | None = None,
-    **overrides: object,
+    model: nn.Module, total_steps: int, base: Settings | Baseline | None = None, **overrides: Any
 ) -> tuple[torch.optim.Optimizer, Schedule]:
     """(optimizer, schedule) for a run of ``total_steps`` optimizer steps: call ``schedule.step()`` after ``optimizer.step()``.
 
@@ -172,7 +167,7 @@ class Row:
 
 
 def table(
-    model: nn.Module, total_steps: int | None = None, base: Settings | Baseline | None = None, **overrides: object
+    model: nn.Module, total_steps: int | None = None, base: Settings | Baseline | None = None, **overrides: Any
 ) -> list[Row]:
     """One row for every parameter, in the model's order: what ``build`` would do, to be read before it is done.
 
@@ -181,13 +176,8 @@ def table(
     """
     rows = {
         name: Row(
-            name,
-            tuple(p.shape),
-            *(group.get(k) for k in ("unit_dim", "lr", "warmup")),
-            group.get("a", 1.0),
-            group.get("peak_cap"),
-            group.get("pmen") is not None,
-            group["weight_decay"],
+            *(name, tuple(p.shape), group.get("unit_dim"), group["lr"], group["warmup"], group.get("a", 1.0)),
+            *(group.get("peak_cap"), group.get("pmen") is not None, group["weight_decay"]),
         )
         for group in param_groups(model, total_steps, base, **overrides)
         for name, p in group["params"]

@@ -13,6 +13,8 @@ the rates of the scales are as published at every size.
 Symbols: d d_model; T total_steps; m memory 1 / (1 - beta1); w the width over that of the narrowest published model.
 """
 
+from typing import Any
+
 from torch import nn
 
 from ..config import ModelConfig
@@ -31,7 +33,7 @@ def scaled(
     model: nn.Module | ModelConfig,
     total_steps: int,
     base: Settings | Baseline | None = None,
-    **overrides: object,
+    **overrides: Any,
 ) -> Settings | Baseline:
     """The numbers for a run of this length of a model of this width: the paper's, or ones for
     a small run. Use: ``recipe.build(model, steps, recipe.scaled(model, steps))``.
@@ -53,7 +55,7 @@ def scaled(
     w = min(1.0, config.d_model / PUBLISHED_WIDTH)
     beta1, beta2 = numbers.betas
     m = max(SHORTEST[type(numbers)], w * total_steps / STEPS_PER_MEMORY)
-    found = {"betas": (min(beta1, 1 - 1 / m), beta2)}
+    found: dict[str, Any] = {"betas": (min(beta1, 1 - 1 / m), beta2)}
     if w < 1 and isinstance(numbers, Settings):
         T = min(T_1, max(T_0, total_steps))
         C = config.C if numbers.C is None else numbers.C
