@@ -3,7 +3,7 @@
 A row of w, g, m, v comes from memory once and goes back once, as in a fused AdamW; what the recipe adds happens while the row
 is in the cache. Three sweeps over it:
     1. <w,w> and <w,g>, for the tangent projection;
-    2. projection, SMGC, moments, gate: the direction z goes to a row buffer, with <w,z> and <z,z> (and PMEN, if it asks);
+    2. projection, SMGC, moments, gate: the direction z goes to a row buffer, with <w,z> and <z,z> (and PMEN, where it acts);
     3. w <- A w + B z, where the numbers A and B hold the step, weight decay, the angular cap and Norm at once.
 
 No torch header and no runtime library: a C interface that fused_cpu.py calls. The vectors are the compiler's own (GCC, Clang).
@@ -180,7 +180,7 @@ template <Gate gate> struct Moments {
     template <class At> inline __attribute__((always_inline)) vec operator()(vec x, float* m, float* v, At at, vec& least_v) const {
         vec v0 = at.load(v, 1e30f);  // lanes beyond the row: never clipped, never the smallest
         vec xx = x * x, bound2 = clip2 * most(v0, all(floor2));
-        if (__builtin_expect(any(xx >= bound2), 0)) {  // app. C; the square root only where a coordinate may ask
+        if (__builtin_expect(any(xx >= bound2), 0)) {  // app. C; the square root only where a coordinate may be clipped
             vec bound = clip * most(root(v0), all(floor));
             x = most(-bound, least(bound, x));  // in this order NaN stays NaN
             xx = x * x;
@@ -357,7 +357,7 @@ template <Gate gate> static void part(const Rule& r, const Job& j, const Numbers
     }
 }
 
-/* work(i) for i in [0, total) on several threads of our own: a second OpenMP runtime beside torch's would fight with it. */
+/* work(i) for i in [0, total) on several threads of our own: a second OpenMP runtime would compete with torch's. */
 template <class Work> static void share(long total, int threads, Work work) {
     std::atomic<long> next{0};
     auto loop = [&] {
@@ -368,7 +368,7 @@ template <class Work> static void share(long total, int threads, Work work) {
     try {
         for (long n = std::min<long>(threads, total); n > 1; n--) others.emplace_back(loop);
     } catch (const std::system_error&) {
-    }  // no more threads to be had: those that run take all the work
+    }  // no more threads are available: the running ones do all the work
     loop();
     for (auto& thread : others) thread.join();
 }

@@ -170,7 +170,7 @@ def _scalar(x: Any) -> Any:
 
 
 def limit_of(group: dict, p: Tensor) -> float:
-    """What a gradient's magnitudes must stay below, so that its square, which goes into v and stays there, cannot overflow.
+    """What a gradient's magnitudes must stay below so that their squares, which accumulate in v, cannot overflow.
 
     With the tangent projection |g - w <w, g>| <= (1 + sqrt(d_j)) max|g|, since |<w, g>| <= ||w|| ||g|| <= sqrt(d_j) max|g|.
     """
@@ -181,7 +181,7 @@ def limit_of(group: dict, p: Tensor) -> float:
 
 
 def check_written(index: int, group: dict) -> None:
-    """The numbers that are written between steps. Tensors may live on a device, where looking would make the host wait."""
+    """The numbers that are written between steps. Tensors are not checked: on a device, that would make the host wait."""
     for name in ("lr", "weight_decay"):
         value = group[name]
         if not (isinstance(value, Tensor) or (0 <= value < math.inf if type(value) is float else checks.is_within(value, 0))):
@@ -211,14 +211,14 @@ def step_group(index: int, group: dict, routes: Routes, mask: Tensor | None, pro
 # ---- the readable path, a little at a time -------------------------------------------------------------------------------
 
 _SHARE = 1 / 32  # of the group's largest tensor: ``update`` makes some two dozen temporaries of what it is given
-_LEAST, _ELSEWHERE = 1 << 14, 1 << 20  # coordinates, on the CPU and elsewhere: below, calls cost more than their work
+_LEAST, _ELSEWHERE = 1 << 14, 1 << 20  # coordinates, on the CPU and elsewhere: below, the calls cost more than the work
 
 
 def _batches(group: dict, slots: list[Slot], together: bool) -> Iterator[list[list[Slot]]]:
     """What is updated at the same time: batches of buckets, a bucket being one piece of a tensor or a stack of pieces.
 
-    A batch holds about ``budget`` coordinates, so that its temporaries need less memory than one parameter tensor does. If
-    not ``together``, it is one bucket. Sizes are counted in whole vectors, which all ranks that share them count alike.
+    A batch holds about ``budget`` coordinates, so that its temporaries need less memory than one parameter tensor. If
+    not ``together``, it is one bucket. Sizes are counted in whole vectors, so that all ranks that share them get the same.
     """
     dim = group["unit_dim"]
 
@@ -257,8 +257,8 @@ def regions(shape: Sequence[int], dim: int | None, most: int) -> Iterator[tuple[
     """Boxes of about ``most`` coordinates that fill a tensor of this shape; None if it is small enough as a whole.
 
     Never cut along ``dim``: a vector stays whole, however long it is. Cut after multiples of 64 coordinates, if that is not
-    too many: there a processor's vector instructions begin anew in the whole tensor too, and every bit comes out the same.
-    (Stacked matrices with rows of odd lengths begin elsewhere: there the last bit of a power may differ.)
+    too many: a processor's vector instructions start again there in the whole tensor too, and every bit stays the same.
+    (Stacked matrices with rows of odd lengths start elsewhere: there the last bit of a power may differ.)
     """
     size = math.prod(shape)
     if size <= most:
