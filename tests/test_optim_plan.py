@@ -60,7 +60,7 @@ def other_data(params, optimizer):
 
 
 def transposed_data(params, optimizer):
-    params[1].data, params[1].grad = params[1].data.t(), params[1].grad.t()  # the same memory
+    params[1].data = params[1].data.t()  # the same memory, and a gradient in the usual order
 
 
 def to_bfloat16(params, optimizer):
@@ -92,7 +92,7 @@ def forgotten_state(params, optimizer):
 
 def other_parameter(params, optimizer):
     new = torch.nn.Parameter(params[0].detach().clone())
-    new.grad, optimizer.state[new] = params[0].grad, optimizer.state.pop(params[0])
+    new.grad, optimizer.state[new] = params[0].grad, copy.deepcopy(optimizer.state[params[0]])
     optimizer.param_groups[0]["params"][0] = new
     return [new, *params[1:]], optimizer
 
