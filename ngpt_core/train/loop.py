@@ -67,7 +67,7 @@ def train(run: Run) -> int:
 
 
 def _corpora(run: Run, world: World) -> list:
-    """Open the data; the first rank first, for it may have to pack the embedded corpus. Then verify, all ranks together."""
+    """Open the data; the first rank first, for it may have to pack a corpus into the cache. Then verify, all ranks together."""
     open_data = partial(open_blend, run.config.data, run.model.vocab_size, run.packed_with, run.folder)
     corpora = world.first(open_data) or open_data()
     if run.config.verify_data:

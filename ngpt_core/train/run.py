@@ -24,7 +24,7 @@ import torch
 from .. import __version__
 from ..checks import is_within
 from ..config import ModelConfig
-from ..data.corpus import Corpus, check_tokenizer, open_corpus
+from ..data.corpus import BUILT_IN, Corpus, check_tokenizer, open_corpus
 from ..data.tokenizers import Tokenizer, check_description, describe, from_description
 from ..files import read_json, write_json
 from ..nn.io import CONFIG, WEIGHTS
@@ -228,7 +228,7 @@ def _rooted(config: TrainConfig) -> TrainConfig:
 
     def rooted(item: str) -> str:
         path, _ = _path_and_weight(item)
-        return item if path == "stdlib" else os.path.abspath(os.path.expanduser(path)) + item.removeprefix(path)
+        return item if path in BUILT_IN else os.path.abspath(os.path.expanduser(path)) + item.removeprefix(path)
 
     return replace(config, data=tuple(map(rooted, config.data)), val_data=tuple(map(rooted, config.val_data)))
 
