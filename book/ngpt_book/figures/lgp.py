@@ -119,7 +119,7 @@ def log_fit(step: list[float], mean: list[float], start: float, of=np.log) -> tu
 
 
 def small_runs() -> dict[str, dict]:
-    """What book/_data/make_lgp.py has stored: schedule -> step, mean (of s_z), seen (its mean over bytes that occurred), ..."""
+    """What make_lgp.py has stored: schedule -> step, mean (of s_z), seen (its mean over bytes that occurred), ..."""
     return stored("lgp")
 
 
