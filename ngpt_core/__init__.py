@@ -53,7 +53,8 @@ if not TYPE_CHECKING:  # a checker would take every name for one of ours
 
     def __getattr__(name: str) -> object:
         if name not in _WHERE:
-            raise AttributeError(f"ngpt_core has no name {name!r}. It has: {', '.join(sorted(_WHERE))}.")
+            moved = " Explorers and figures are in ngpt_book: from ngpt_book import Explorer." if name == "viz" else ""
+            raise AttributeError(f"ngpt_core has no name {name!r}.{moved} It has: {', '.join(sorted(_WHERE))}.")
         where = _WHERE[name]
         module = import_module(f"{__name__}.{where}")
         value = module if where.rpartition(".")[2] == name else getattr(module, name)
