@@ -16,7 +16,7 @@ from runs import TINY, losses, new_run
 
 from ngpt_core.tools.plan import state_bytes
 from ngpt_core.train.config import TrainConfig
-from ngpt_core.train.lock import take
+from ngpt_core.train.folder import take
 from ngpt_core.train.loop import train
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.parallel import parallelize
@@ -309,7 +309,7 @@ def _left_alone(run) -> None:
         return real(self, look)
 
     Trainer.step = step
-    with pytest.raises(ValueError, match="rank 1 ends because another one has"):
+    with pytest.raises(ValueError, match="rank 1 ends because another rank has ended"):
         train(run)
     os._exit(0)
 

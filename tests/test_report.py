@@ -60,7 +60,7 @@ def test_losses_of_other_texts_are_not_compared_and_an_unfinished_run_says_so(ru
     out = ["--out", str(tmp_path / "r.html")]
     assert main(["report", str(tmp_path / "gpt"), str(tmp_path / "ngpt"), *out]) == 0
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "<td>8 of 12</td>" in text and "Not all of them have come to their end" in text and "held-out loss of gpt" in text
+    assert "<td>8 of 12</td>" in text and "Not all of them are finished" in text and "held-out loss of gpt" in text
     record = json.loads((tmp_path / "ngpt" / "config.json").read_text())
     record["corpora"][0]["checksum"] = "another"
     (tmp_path / "ngpt" / "config.json").write_text(json.dumps(record))
@@ -179,7 +179,7 @@ def test_lines_that_are_not_whole_are_left_out_and_edited_ones_are_told(runs, tm
     for change in ({"load_max": 5}, {"dead_experts": None}, {"diagnostics": [{}]}, {"alpha": 5}):
         assert "was damaged or edited; restore or remove it" in report(json.dumps(last | change)), change
     path.write_bytes(bytes(range(256)))
-    assert main(argv) == 1 and "metrics.jsonl holds no whole line" in capsys.readouterr().err
+    assert main(argv) == 1 and "metrics.jsonl has no complete line" in capsys.readouterr().err
     path.write_text("\n".join(lines))
     (tmp_path / "run" / "samples.jsonl").write_text('{"step": 1}\n{"step": 2, "text": 5}\n')
     assert main(argv) == 0

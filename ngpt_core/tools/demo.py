@@ -187,7 +187,7 @@ def demo(out: str | None, minutes: float, preset: str) -> int:
         raise ValueError(f"{folder} is not empty: choose another --out, or remove it first.")
     if not 0 < minutes < math.inf:
         raise ValueError(f"--minutes must be above 0, and finite; got {minutes}.")
-    named_preset(preset)  # a slip is told before anything is written
+    named_preset(preset)  # an unknown name is reported before anything is written
     (folder / "calibration").mkdir(parents=True, exist_ok=True)
     corpus = embedded()
     tokens, checksum = corpus.manifest["tokens"], corpus.checksum[:12]
