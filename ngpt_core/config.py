@@ -237,6 +237,8 @@ class ModelConfig:
                 raise _fail(f"{name}_init", "must not be 0: the scale is a multiple of it, and would stay 0 for ever", init)
         if self.lgp_q is not None and not is_within(self.lgp_q, 0):
             raise _fail("lgp_q", "must be a finite number >= 0 (paper: 1), or None for the ordinary gradient", self.lgp_q)
+        if self.lgp_q and self.lgp_q % 1 and self.normalized and self.s_z_init <= 0:
+            raise _fail("s_z_init", f"must be > 0 for the non-integer lgp_q = {self.lgp_q}", self.s_z_init)
         if self.lgp_form not in ("ratio", "power"):
             raise _fail("lgp_form", "must be 'ratio' or 'power' (section 2.1)", self.lgp_form)
         for name in ("init_std", "norm_eps", "C", "gpt_lr"):

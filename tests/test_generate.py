@@ -141,8 +141,6 @@ def test_nothing_new_is_the_prompt_and_no_row_has_the_length_of_the_others():
         (dict(stop=[1, None]), "stop must be a token"),
         (dict(stop=2.5), "stop must be a token"),
         (dict(stop=256), r"stop must be a token in \[0, 256\)"),
-        (dict(use_cache="no"), "use_cache must be True or False"),
-        (dict(generator=3), "generator must be a torch.Generator"),
         (dict(tokens=torch.zeros(7, dtype=torch.long)), r"\[batch, time\].*got \(7,\)"),
         (dict(tokens=[[1, 2]]), "tokens must be a tensor .*got list"),
         (dict(max_new_tokens=30), r"7 \+ 30 new tokens are more than max_seq_len = 32"),

@@ -96,20 +96,6 @@ def test_a_model_has_one_floating_point_precision(model, tmp_path):
             ng.load(folder)
 
 
-@pytest.mark.parametrize("device", ["foo", "cpu:", ["cpu"]], ids=str)
-def test_a_device_that_torch_does_not_know_is_named(model, tmp_path, device):
-    ng.save(model, tmp_path)
-    with pytest.raises(ValueError, match=r"device must be .*got"):
-        ng.load(tmp_path, device=device)
-
-
-@pytest.mark.parametrize("device", ["meta", "cuda:63", "xpu:63", *([] if torch.cuda.is_available() else ["cuda"])])
-def test_a_device_that_is_not_there_or_holds_nothing_is_named(model, tmp_path, device):
-    ng.save(model, tmp_path)
-    with pytest.raises(ValueError, match=f"device must be one that is there and holds values, here cpu.*; got '{device}'"):
-        ng.load(tmp_path, device=torch.device(device))
-
-
 @pytest.mark.parametrize("text", ["null", "5", "[1]"])
 def test_a_config_that_is_no_dictionary_is_an_error(model, tmp_path, text):
     ng.save(model, tmp_path)
@@ -170,20 +156,12 @@ def test_files_can_be_read_by_others_and_a_file_that_cannot_says_why(model, tmp_
 
 def test_places_where_nothing_can_be_saved_or_read_are_named(model, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a file: a model is saved into a folder"):
-        ng.save(model, tmp_path / "file")
-    for below in (tmp_path / "file" / "run", "/proc/run"):
-        with pytest.raises(ValueError, match=r"run is no folder that can be written \(.+\): give another one"):
-            ng.save(model, below)
-    with monkeypatch.context() as m, pytest.raises(ValueError, match=r"can be written \(Permission denied\)"):
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", "/proc/run"):
+        with pytest.raises(ValueError, match=r"Cannot write to the folder .*(file|run) \(.+\): choose another one"):
+            ng.save(model, folder)
+    with monkeypatch.context() as m, pytest.raises(ValueError, match=r"Cannot write .*\(Permission denied\)"):
         m.setattr(os, "access", lambda *args: False)  # root may write everywhere
         ng.save(model, tmp_path)
-    for state in ([1], {"embedding.weight": 1}):
-        with pytest.raises(ValueError, match=r"state must be a dictionary of tensors.*; got"):
-            ng.save(model, tmp_path / "new", state=state)
-    for call in (lambda: ng.save(model, None), lambda: ng.load(None)):
-        with pytest.raises(ValueError, match="folder must be the path of a folder; got None"):
-            call()
     with torch.device("meta"), pytest.raises(ValueError, match="on the meta device and has no values"):
         ng.save(make(), tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -249,13 +249,8 @@ def test_what_is_no_vector_is_told(x):
                 act(*pair)
 
 
-@pytest.mark.parametrize("angle", [-0.5, math.nan, None, "1", torch.tensor(-0.5), torch.tensor([[0.1], [-0.1]])], ids=str)
+@pytest.mark.parametrize("angle", [-0.5, math.nan], ids=str)
 def test_an_angle_below_zero_is_no_cap(angle):
     w = torch.eye(2)
     with pytest.raises(ValueError, match=r"max_angle, in radians, must be >= 0; got"):
         sphere.cap_angle(w, torch.ones(2, 2), angle)
-
-
-def test_a_fraction_of_an_arc_is_a_number():
-    with pytest.raises(ValueError, match=r"t is a fraction of the arc, a number or a tensor; got '0\.5'"):
-        sphere.slerp(torch.ones(2), torch.ones(2), "0.5")

@@ -71,12 +71,7 @@ class KVCache:
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new k, v [B, G, T, d_k]; return all that is stored, [B, G, S, d_k]."""
-        start, end, max_len = self.length, self.length + k.shape[-2], self.k.shape[-2]
-        if end > max_len:
-            raise ValueError(
-                f"The cache has {max_len} places, {start} of them filled, and {k.shape[-2]} more tokens came: "
-                f"make it with max_len >= {end}."
-            )
+        start, end = self.length, self.length + k.shape[-2]  # the model has checked that they fit
         self.k[:, :, start:end], self.v[:, :, start:end] = k, v
         self.length = end
         return self.k[:, :, :end], self.v[:, :, :end]

@@ -81,10 +81,6 @@ def stream(
     """
     check_tokens(tokens, model.config.vocab_size)
     _check(max_new_tokens, temperature, top_k, top_p)
-    if not isinstance(use_cache, bool):
-        raise ValueError(f"use_cache must be True or False; got {use_cache!r}.")
-    if not isinstance(generator, torch.Generator | None):
-        raise ValueError(f"generator must be a torch.Generator, or None for torch's own; got {generator!r}.")
     max_new_tokens, sampling = int(max_new_tokens), (float(temperature), None if top_k is None else int(top_k), top_p)
     limit = model.config.max_seq_len
     if limit is not None and tokens.shape[1] + max_new_tokens > limit:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
-from ..checks import is_integer, is_number, is_within
+from ..checks import is_number, is_within
 from ..config import ModelConfig
 from .embedding import readable
 from .loss import check_targets, cross_entropy_sum, wide
@@ -117,7 +117,6 @@ def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "rati
     tensor([0.5000, 1.0000, 1.5000])
     """
     q = _check_lgp(q, form)
-    _check_tensors(u=u, s_z=s_z)
     if s_z.dim() != 1 or s_z.shape != u.shape[-1:]:
         raise ValueError(f"s_z has one entry for each token: s_z [V] for u [..., V]; got {_shapes(s_z=s_z, u=u)}.")
     _check_positive(s_z, q)
@@ -194,18 +193,12 @@ def linear_cross_entropy(
         raise ValueError(f"reduction must be 'mean' or 'sum' (or pass denominator=); got {reduction!r}.")
     if backend not in ("chunked", "torch"):
         raise ValueError(f"backend must be 'chunked' or 'torch'; got {backend!r}.")
-    _check_tensors(h=h, weight=weight, targets=targets, **({} if s_z is None else {"s_z": s_z}))
     h, weight = autocast(h, weight)
     _check_shapes(h, weight, targets, s_z)
     denominator = check_denominator(denominator)
-    if not is_integer(ignore_index):
-        raise ValueError(f"ignore_index is the target that is left out, an integer (any; -100 is usual); got {ignore_index!r}.")
-    if chunk is None:
-        chunk = max(256, h.shape[-1])
-    elif not is_integer(chunk) or chunk < 1:
-        raise ValueError(f"chunk is a number of tokens, an integer >= 1, or None to choose it; got {chunk!r}.")
-    else:
-        chunk = int(chunk)
+    chunk = max(256, h.shape[-1]) if chunk is None else int(chunk)
+    if chunk < 1:
+        raise ValueError(f"chunk must be a number of tokens >= 1, or None to choose one automatically; got {chunk}.")
     h, targets = h.reshape(-1, h.shape[-1]), targets.reshape(-1).long()
     if s_z is not None:
         _check_positive(s_z, q)
@@ -258,12 +251,6 @@ def check_denominator(value: float | Tensor | None) -> float | Tensor | None:
     return value.reshape(()) if isinstance(value, Tensor) else value
 
 
-def _check_tensors(**values: object) -> None:
-    for name, x in values.items():
-        if not isinstance(x, Tensor):
-            raise ValueError(f"{name} must be a tensor (torch.as_tensor makes one); got {type(x).__name__}.")
-
-
 def _shapes(**tensors: Tensor) -> str:
     return ", ".join(f"{name} {list(x.shape)}" for name, x in tensors.items())
 
@@ -304,15 +291,12 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.q, self.form = _check_lgp(config.lgp_q, config.lgp_form), config.lgp_form
+        self.q, self.form = config.lgp_q, config.lgp_form
         self.weight = rows(config.vocab_size, config.d_model)
         self.s_z = None
         self.unit_dims = {}
         if config.normalized:
-            init, scale = config.scale_of("s_z")
-            if needs_positive(self.q) and init <= 0:
-                raise ValueError(f"ModelConfig.s_z_init must be > 0 for the non-integer lgp_q = {self.q}; got {init}.")
-            self.s_z = (PositiveScale if needs_positive(self.q) else Scale)(config.vocab_size, init, scale)
+            self.s_z = (PositiveScale if needs_positive(self.q) else Scale)(config.vocab_size, *config.scale_of("s_z"))
             self.unit_dims = {"weight": -1}
         self.reset_parameters()
 

@@ -40,12 +40,8 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
 
     ``state`` replaces ``model.state_dict()``: the gathered tensors of a model that is sharded. Equal models are equal files.
     """
-    model, folder = unwrap(model, "ngpt_core.save"), _path(folder)  # a wrapper names things its own way
-    if os.path.exists(folder) and not os.path.isdir(folder):  # Path.exists raises where it may not look
-        raise ValueError(f"{folder} is a file: a model is saved into a folder, which is made if need be.")
+    model, folder = unwrap(model, "ngpt_core.save"), Path(folder)  # a wrapper renames parameters
     state = model.state_dict() if state is None else state
-    if not (isinstance(state, Mapping) and all(isinstance(x, Tensor) for x in state.values())):
-        raise ValueError(f"state must be a dictionary of tensors, as model.state_dict() is; got {type(state).__name__}.")
     _check_same(_empty(model.config).state_dict(), state, "This state belongs to")
     if split := next((k for k, v in state.items() if hasattr(v, "full_tensor")), None):
         raise ValueError(f"{split} is sharded: gather every tensor (x.full_tensor(), on all ranks) and pass them as state=.")
@@ -69,15 +65,8 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """The model that ``save`` wrote, on ``device``, in eval() mode. ValueError for anything that is not exactly that."""
-    folder = _path(folder)
-    try:
-        device = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device must be one that torch knows, such as 'cpu' or 'cuda:0'; got {device!r} ({error}).") from None
-    if not _there(device):
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        usable = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-        raise ValueError(f"device must be one that is there and holds values, here {' or '.join(usable)}; got '{device}'.")
+    folder, device = Path(folder), torch.device(device)
+    torch.empty(1, device=device)  # an absent device fails here, with torch's own words
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}: give a folder that ngpt_core.save wrote.")
@@ -118,21 +107,7 @@ def _make(folder: Path) -> None:
     except OSError as error:
         why = error.strerror
     if why is not None:
-        raise ValueError(f"{folder} is no folder that can be written ({why}): give another one.")
-
-
-def _there(device: torch.device) -> bool:
-    """Whether a tensor with values can be made on it."""
-    try:
-        return not torch.empty(1, device=device).is_meta
-    except (RuntimeError, AssertionError):  # torch's answers for a device that is absent, or that it was built without
-        return False
-
-
-def _path(folder: object) -> Path:
-    if not isinstance(folder, str | os.PathLike):
-        raise ValueError(f"folder must be the path of a folder; got {folder!r}.")
-    return Path(folder)
+        raise ValueError(f"Cannot write to the folder {folder} ({why}): choose another one.")
 
 
 def _empty(config: ModelConfig) -> LanguageModel:

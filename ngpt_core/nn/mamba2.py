@@ -168,10 +168,6 @@ class Mamba2(nn.Module):
         cache: Mamba2Cache | None = None,
     ) -> Tensor:
         """h [b, T, d] -> [b, T, d]. With a cache the T tokens follow those that it has seen."""
-        if cache is not None and documents is not None:
-            raise ValueError(
-                "documents and cache exclude each other: a cache holds one document a row.",
-            )
         config = self.config
         if self.s_mamba is not None:
             # the input, so that SiLU and softplus see values of the right size

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import is_count, is_within
 from ..config import ModelConfig
 from . import generate as generation
 from .attention import Attention
@@ -33,13 +32,13 @@ BLOCKS = {"M": Mamba2, "*": Attention, "E": MoE, "-": MLP}
 
 
 class Cache:
-    """What a model remembers of the tokens it has seen: one state a block, room for ``max_len`` tokens, ``length`` filled.
+    """What a model remembers of the tokens it has seen: one state per block, room for ``max_len`` tokens, ``length`` filled.
 
-    ``LanguageModel.new_cache`` makes one; it is for models of the same ``pattern``.
+    ``LanguageModel.new_cache`` makes one, for this model only.
     """
 
-    def __init__(self, blocks: list[object], pattern: str, batch: int, max_len: int) -> None:
-        self.blocks, self.pattern, self.batch, self.max_len, self.length = blocks, pattern, batch, max_len, 0
+    def __init__(self, blocks: list[object], batch: int, max_len: int) -> None:
+        self.blocks, self.batch, self.max_len, self.length = blocks, batch, max_len, 0
 
 
 class LanguageModel(nn.Module):
@@ -126,7 +125,6 @@ class LanguageModel(nn.Module):
 
         Afterwards ``stats`` holds what the loss was made of.
         """
-        check_integers("tokens", tokens)
         check_integers("targets", targets)
         if targets.shape != tokens.shape:
             raise ValueError(f"targets must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(targets.shape)}.")
@@ -145,21 +143,18 @@ class LanguageModel(nn.Module):
         """The balancing rule, once after an optimizer step: ``load`` is ``stats["load"]``, summed over the step's
         micro-batches and ranks. Each expert's selection bias moves by ``router_bias_rate`` towards equal load."""
         routers = [block.mixer.router for block in self.blocks if isinstance(block.mixer, MoE)]
-        if not isinstance(load, Sequence | Tensor) or len(load) != len(routers):
-            got = len(load) if isinstance(load, Sequence | Tensor) else repr(load)
-            raise ValueError(f"load must be a list with one entry for each of the {len(routers)} MoE layers; got {got}.")
+        shapes, wanted = [tuple(x.shape) for x in load], [tuple(router.bias.shape) for router in routers]
+        if shapes != wanted:
+            raise ValueError(f"load must hold one tensor [experts] per MoE layer, of the shapes {wanted}; got {shapes}.")
         for router, counts in zip(routers, load):
             router.update(counts)
 
     # ---- generation ------------------------------------------------------------------------------------------------
     def new_cache(self, batch: int, max_len: int) -> Cache:
         """An empty cache for ``batch`` sequences of up to ``max_len`` tokens, on the device of the weights."""
-        if not (is_count(batch, 0) and is_count(max_len, 0)):
-            raise ValueError(f"A cache has a number of rows and one of tokens, integers >= 0; got {batch=}, {max_len=}.")
-        batch, max_len = int(batch), int(max_len)
         w = self.embedding.weight
         blocks = [block.new_cache(batch, max_len, w.device, w.dtype) for block in self.blocks]  # type: ignore[operator]  # torch: a ModuleList holds any modules
-        return Cache(blocks, self.config.pattern, batch, max_len)
+        return Cache(blocks, batch, max_len)
 
     def generate(
         self,
@@ -191,9 +186,6 @@ class LanguageModel(nn.Module):
     # ---- checks ----------------------------------------------------------------------------------------------------
     def _check(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> None:
         check_tokens(tokens, self.config.vocab_size)
-        if cache is not None and getattr(cache, "pattern", None) != self.config.pattern:
-            got = f"one for the pattern {cache.pattern!r}" if isinstance(cache, Cache) else repr(cache)
-            raise ValueError(f"cache is what new_cache of a model with the pattern {self.config.pattern!r} made; got {got}.")
         total = tokens.shape[1] + (cache.length if cache is not None else 0)
         if self.config.max_seq_len is not None and total > self.config.max_seq_len:
             raise ValueError(f"The sequence has {total} tokens, more than max_seq_len = {self.config.max_seq_len}.")
@@ -229,8 +221,6 @@ class LanguageModel(nn.Module):
         Both models: parameters, routers' biases and logits are finite. ``tolerance`` is widened to what half precisions can
         hold.
         """
-        if not is_within(tolerance, 0):
-            raise ValueError(f"tolerance is how far a norm may be from 1, a number >= 0; got {tolerance!r}.")
         for name, x in self.state_dict().items():
             if x.is_meta:
                 raise ValueError(f"{name} is on the meta device and has no values: call to_empty(device=...), init_weights().")

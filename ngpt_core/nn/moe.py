@@ -85,12 +85,6 @@ class Router(nn.Module):
 
         Up if its load [E] was below the mean, down if above, else not at all.
         """
-        shape = tuple(load.shape) if isinstance(load, Tensor) else None
-        if shape != tuple(self.bias.shape):
-            raise ValueError(
-                f"A load is a tensor with a count for each of the {len(self.bias)} experts; "
-                f"got {f'the shape {shape}' if shape is not None else repr(load)}."
-            )
         load = load.to(self.bias.device, torch.float64)
         direction = torch.sign(load.mean() - load).to(self.bias.dtype)
         self.bias.add_(direction, alpha=self.config.router_bias_rate)

@@ -33,7 +33,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ..checks import is_integer
 from .precision import full_precision
 
 __all__ = ["kernel_missing", "segments", "ssd", "ssd_chunked", "ssd_kernels", "ssd_recurrent"]
@@ -50,11 +49,7 @@ def _check(
     documents: Tensor | None,
 ) -> None:  # fmt: skip
     """The rules of the shapes, so that a slip is named here and not inside a matrix product."""
-    if x.ndim != 4 or B.ndim != 4:
-        raise ValueError(f"x must be [b, T, H, P] and B [b, T, G, N]; got x {tuple(x.shape)} and B {tuple(B.shape)}.")
     (b, T, H, P), (G, N) = x.shape, B.shape[2:]
-    if T < 1 or G < 1 or H % G:
-        raise ValueError(f"A scan needs T >= 1 tokens, and heads H that are a multiple of the groups G; got {T=}, {H=}, {G=}.")
     wanted: dict[str, tuple] = {"dt": (dt, (b, T, H)), "A": (A, (H,)), "B": (B, (b, T, G, N)), "C": (C, (b, T, G, N))}
     wanted |= {"D": (D, (H,)), "initial_state": (initial_state, (b, H, P, N)), "documents": (documents, (b, T))}
     for name, (value, shape) in wanted.items():
@@ -120,10 +115,8 @@ def ssd_chunked(
     Arguments and results are those of ``ssd_recurrent``; ``chunk`` changes the speed alone.
     """
     _check(x, dt, A, B, C, D, initial_state, documents)
-    if not is_integer(chunk) or chunk < 1:
-        raise ValueError(f"chunk must be a number of tokens, an integer, at least 1; got {chunk!r}.")
     with full_precision(x):
-        return _chunked(x, dt, A, B, C, D, initial_state, documents, int(chunk))
+        return _chunked(x, dt, A, B, C, D, initial_state, documents, chunk)
 
 
 def _chunked(
