@@ -469,9 +469,9 @@ def test_a_target_outside_the_vocabulary_is_named(bad, backend):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"h": torch.ones(5, 4)}, r"Shapes must be"),
+        ({"h": torch.ones(5, 4)}, r"The shapes must be"),
         ({"targets": torch.zeros(4, dtype=torch.long)}, r"targets \[4\]"),
-        ({"targets": torch.zeros(5)}, "token numbers"),
+        ({"targets": torch.zeros(5)}, "integer token ids"),
         ({"s_z": torch.ones(1)}, r"s_z \[1\]"),
         ({"h": torch.ones(5, 3, dtype=torch.float64)}, "same floating-point dtype"),
         ({"q": -1}, "q must be"),
@@ -483,12 +483,12 @@ def test_a_target_outside_the_vocabulary_is_named(bad, backend):
         ({"reduction": "none"}, "'mean' or 'sum'"),
         ({"backend": "cuda"}, "'chunked' or 'torch'"),
         ({"backend": "torch", "q": 2}, "q = 1 or None"),
-        ({"denominator": 0}, "denominator is .*got 0"),
-        ({"denominator": torch.ones(3)}, "denominator is "),
-        ({"denominator": "a"}, "denominator is .*got 'a'"),
+        ({"denominator": 0}, "denominator must be one number > 0.*got 0"),
+        ({"denominator": torch.ones(3)}, "denominator must be one number > 0"),
+        ({"denominator": "a"}, "denominator must be one number > 0.*got 'a'"),
     ],
 )
-def test_a_slip_is_a_value_error_that_says_what_to_do(change, message):
+def test_a_wrong_argument_is_a_value_error_that_says_what_to_do(change, message):
     good = dict(h=torch.ones(5, 3), weight=torch.ones(7, 3), targets=torch.zeros(5, dtype=torch.long), s_z=torch.ones(7))
     linear_cross_entropy(**good)
     with pytest.raises(ValueError, match=message):

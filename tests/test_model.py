@@ -213,7 +213,7 @@ def test_parts_of_a_batch_add_up_to_the_whole_in_loss_and_gradient():
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-6)
 
 
-def test_a_forward_pass_changes_no_buffer_and_the_bias_moves_when_told():
+def test_a_forward_pass_changes_no_buffer_and_update_router_bias_moves_the_biases():
     model, x = make(), tokens(2, 16)
     before = copy.deepcopy(dict(model.named_buffers()))
     model.train().loss(x, x).backward()
@@ -317,7 +317,7 @@ def test_it_runs_in_bfloat16(normalized):
         ((torch.zeros(1, 2),), "integers .*float32"),
         ((torch.zeros(4, dtype=torch.long),), r"\[batch, time\].*\(4,\)"),
         ((torch.zeros(1, 0, dtype=torch.long),), "time >= 1"),
-        ((torch.zeros(1, 33, dtype=torch.long),), "33 tokens, more than max_seq_len = 32"),
+        ((torch.zeros(1, 33, dtype=torch.long),), "at most max_seq_len = 32 tokens; got 33"),
         ((torch.zeros(2, 4, dtype=torch.long), torch.zeros(1, 4).long()), r"documents must have the shape of tokens, \(2, 4\)"),
         ((torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4)), "documents must be integers .*float32"),
         ((torch.zeros(1, 4, dtype=torch.long), [[0, 0, 1, 1]]), "documents must be a tensor .*got list"),
@@ -342,7 +342,7 @@ def test_bad_targets_are_value_errors():
 
 @pytest.mark.parametrize("value", [0, 0.0, -3, float("nan"), "5", torch.tensor(0), torch.tensor([4.0, 4.0])])
 def test_a_denominator_is_one_positive_number(value):
-    with pytest.raises(ValueError, match=r"denominator is .* one number > 0; got"):
+    with pytest.raises(ValueError, match=r"denominator must be one number > 0, .*; got"):
         make().loss(tokens(1, 4), tokens(1, 4), denominator=value)
 
 
