@@ -1,4 +1,4 @@
-"""Generation: with the cache as without, sampling as one expects, stop tokens, streaming, limits."""
+"""Generation: the same with and without the cache, sampling as expected, stop tokens, streaming, limits."""
 
 import copy
 import math

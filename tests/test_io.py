@@ -97,7 +97,7 @@ def test_a_model_has_one_floating_point_precision(model, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["null", "5", "[1]"])
-def test_a_config_that_is_no_dictionary_is_an_error(model, tmp_path, text):
+def test_a_config_that_is_not_a_dictionary_is_an_error(model, tmp_path, text):
     ng.save(model, tmp_path)
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match="A config must be a dictionary"):

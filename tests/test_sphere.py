@@ -157,7 +157,7 @@ def test_slerp_gives_many_points_of_one_arc():
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 6), (6, 4), (4, 3)], ids=str)
-def test_a_tensor_that_is_not_one_number_a_vector_is_refused(shape):
+def test_a_tensor_without_one_number_per_vector_is_an_error(shape):
     a, b = sphere.unit(draw(0, 4, 6)), sphere.unit(draw(1, 4, 6))
     for act in (sphere.cap_angle, sphere.slerp):
         with pytest.raises(ValueError, match=r"one per vector: \[4\] or \[4, 1\]; got \[" + ", ".join(map(str, shape))):
@@ -250,7 +250,7 @@ def test_anything_but_a_floating_point_tensor_is_an_error(x):
 
 
 @pytest.mark.parametrize("angle", [-0.5, math.nan], ids=str)
-def test_an_angle_below_zero_is_no_cap(angle):
+def test_a_cap_below_zero_is_an_error(angle):
     w = torch.eye(2)
     with pytest.raises(ValueError, match=r"max_angle must be an angle >= 0, in radians; got"):
         sphere.cap_angle(w, torch.ones(2, 2), angle)
