@@ -156,12 +156,12 @@ def test_the_angles_stay_under_the_cap(corpus, tmp_path):
                 assert group["angle_max"] <= group["cap"] * (1 + 1e-4) + 1e-7
 
 
-def test_what_is_no_run_is_named(tmp_path, capsys):
+def test_a_folder_that_is_not_a_run_is_named(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 1
     assert "is not a run" in capsys.readouterr().err and not (tmp_path / "r.html").exists()
 
 
-def test_lines_that_are_not_whole_are_left_out_and_edited_ones_are_told(runs, tmp_path, capsys):
+def test_incomplete_lines_are_skipped_and_edited_ones_are_reported(runs, tmp_path, capsys):
     shutil.copytree(runs / "ngpt", tmp_path / "run")
     path, argv = tmp_path / "run" / "metrics.jsonl", ["report", str(tmp_path / "run"), "--out", str(tmp_path / "r.html")]
     lines = path.read_text().splitlines()
