@@ -2,11 +2,12 @@
 
     python benchmarks/mutate_optim.py [--fresh] [words of the mutations to run]
 
-Two kinds. MUTANTS: places where someone who knows the paper would slip, by hand: another moment, another order, a guard left
-out. FLIPPED: in these functions, which are the mathematics, *every* sign, operator, comparison and number is changed in turn.
-The tests of the file then run until the first failure. A mutant that no test notices survives: a test is missing, or, where
-EQUIVALENT says why, the mutant computes the same. A run that was interrupted goes on where it stopped (unless --fresh) and
-tries again what survived. Takes an hour or so; the score goes to results/mutate_optim.json.
+Two kinds. MUTANTS, written by hand: mistakes that someone who knows the paper could make, such as the wrong moment, the wrong
+order, a missing guard. FLIPPED: in these functions, which contain the mathematics, *every* sign, operator, comparison and
+number is changed in turn. The tests of the file then run until the first failure. A mutant that no test notices survives:
+either a test is missing, or the mutant computes the same result, for the reason in EQUIVALENT. An interrupted run continues
+where it stopped (unless --fresh) and tries the survivors again. Takes about an hour; the score goes to
+results/mutate_optim.json.
 """
 
 import argparse
@@ -58,7 +59,7 @@ FLIPPED = {
     "smgc": ["growth_clip"],
     "pmen": ["due", "profile", "amplitude", "_mix", "signs"],
     "sphere": ["tangent", "project", "polar", "turn", "angle", "cap_angle"],
-    # not schedule.area: how finely an integral is taken is nobody's constant
+    # not schedule.area: the resolution of an integral is arbitrary
     "schedule": ["log_decay", "cosine", "linear", "wsd", "_warmup", "warmup_before", "match_auc", "progress", "at"],
 }
 
@@ -208,14 +209,14 @@ MUTANTS = [
     ("groups", "asdict(v) if isinstance(v, (SMGC, PMEN)) else v", "v"),
     ("groups", "number(b) and 0 <= b < 1", "number(b) and 0 <= b <= 1"),
     ("groups", "-p.ndim <= dim < p.ndim", "-p.ndim <= dim <= p.ndim"),
-    ("groups", "isinstance(dim, Integral) and not isinstance(dim, bool)", "isinstance(dim, int)"),
+    ("groups", "dim is None or is_integer(dim)", "dim is None or isinstance(dim, int)"),
     ("groups", "float(cap) >= 0", "True"),
     ("groups", "(size > 0) & size.isfinite()).all()", "(size > 0)).all()"),
     ("groups", "(size > 0) & size.isfinite()).all()", "size.isfinite()).all()"),
     ("checks", "low <= float(x) < math.inf", "low < float(x) < math.inf"),
     ("checks", "low <= float(x) < math.inf", "low <= float(x)"),
     ("checks", "and not (open and float(x) == low)", ""),
-    ("checks", "and not isinstance(x, bool)", ""),
+    ("checks", "and not isinstance(x, bool)) or", ") or"),
     ("checks", "x >= least", "x > least"),
     # the optimizer
     ("gated_adamw", 'betas: tuple[float, float] = (0.975, 0.975)', 'betas: tuple[float, float] = (0.9, 0.975)'),
@@ -260,7 +261,7 @@ MUTANTS = [
     ("paths", "step -= step % even if step > even else 0", "pass"),
     ("paths", "_SHARE = 1 / 32", "_SHARE = 1 / 8"),
     ("paths", "(len(stacks[-1]) + 1) * math.prod(extent(piece)) > budget", "False"),
-    ("paths", 'cap=number(rule.cap), maximize=group["maximize"]', 'cap=number(rule.cap), maximize=False'),
+    ("paths", 'cap=on_device(rule.cap), maximize=group["maximize"]', 'cap=on_device(rule.cap), maximize=False'),
     # gradients that are not finite
     ("fused", "all(abs(float(end)) < limit", "any(abs(float(end)) < limit"),
     ("fused", "all(abs(float(end)) < limit", "all(float(end) < limit"),
@@ -330,7 +331,7 @@ MUTANTS = [
     ("sharding", "mesh.size(i) > 1 and wanted(x)", "mesh.size(i) > 1"),
     ("sharding", 'getattr(x, "dim", None) == dim % p.ndim', 'getattr(x, "dim", None) == dim'),
     ("sharding", "op=dist.ReduceOp.MAX, group=mesh.get_group(dim))", "op=dist.ReduceOp.MIN, group=mesh.get_group(dim))"),
-    ("sharding", "if is_dtensor(p) and g.placements != p.placements:", "if False:"),
+    ("sharding", "if is_dtensor(p) and is_dtensor(g) and g.placements != p.placements:", "if False:"),
 ]  # fmt: skip
 
 
@@ -348,7 +349,7 @@ def flips(source: str, names: list[str]) -> Iterator[tuple[str, str]]:
     seen: Counter[str] = Counter()
     for function in [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name in names]:
         words = [x for x in ast.walk(function) if isinstance(x, (ast.Raise, ast.JoinedStr))]  # what is said to the user
-        words += [x.annotation for x in ast.walk(function) if isinstance(x, ast.arg) and x.annotation]
+        words += [x.annotation for x in ast.walk(function) if isinstance(x, (ast.arg, ast.AnnAssign)) and x.annotation]
         words += [x.returns for x in ast.walk(function) if isinstance(x, ast.FunctionDef) and x.returns]
         left_out = {id(x) for word in words for x in ast.walk(word)}
         for node in [x for x in ast.walk(function) if id(x) not in left_out]:

@@ -13,9 +13,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["main"]
+
+Command = Callable[..., argparse.ArgumentParser]  # adds a command of that name and returns its parser, for the flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ends_on_sigterm() -> Iterator[None]:
     """SIGTERM unwinds the command, so that it ends its children and removes what is half written; by itself it would not."""
 
-    def end(number, frame):
+    def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():  # Python gives signals to the main thread alone
@@ -73,7 +75,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ngpt_core {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, run, text: str, description: str | None = None) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable, text: str, description: str | None = None) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=description or text, allow_abbrev=False)
         sub.set_defaults(command=run)
         return sub
@@ -104,7 +106,7 @@ def _add_config_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser)
 
 
-def _add_train(command, chosen: str) -> None:
+def _add_train(command: Command, chosen: str) -> None:
     train = command(
         "train",
         _train,
@@ -139,7 +141,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 # ---- use -------------------------------------------------------------------------------------------------------------
-def _add_eval(command) -> None:
+def _add_eval(command: Command) -> None:
     sub = command("eval", _eval, "held-out loss, bits per byte and per-position loss of a run's model")
     sub.add_argument("run", metavar="RUN", help="a run folder, or a folder that ngpt_core.save wrote")
     sub.add_argument("--data", nargs="+", help="packed corpora whose held-out splits to read (default: the run's)")
@@ -158,7 +160,7 @@ def _eval(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_generate(command) -> None:
+def _add_generate(command: Command) -> None:
     sub = command("generate", _generate, "continue a text with a run's model; the text appears as it is written")
     sub.add_argument("run", metavar="RUN", help="a run folder, or a folder that ngpt_core.save wrote")
     sub.add_argument("--prompt", default="def ", help='what the text begins with (default: "def ")')
@@ -181,7 +183,7 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
-def _add_data(commands) -> None:
+def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     data = commands.add_parser("data", help="make and check packed corpora", allow_abbrev=False)
     actions = data.add_subparsers(title="actions", required=True, metavar="ACTION")
     pack = actions.add_parser(
@@ -242,16 +244,12 @@ def _describe(manifest: dict, folder: object) -> None:
 
 
 # ---- plan, report, demo, selftest ------------------------------------------------------------------------------------
-def _add_plan(command, chosen: str) -> None:
+def _add_plan(command: Command, chosen: str) -> None:
     from .gpus import GPUS
 
     sub = command("plan", _plan, "what a run needs on given GPUs: memory, time, learning rates, the command that starts it")
     sub.add_argument("--gpus", type=int, default=8, help="how many (default: 8)")
-    sub.add_argument(
-        "--gpu",
-        default="h100-80gb",
-        help=f"which: {', '.join(GPUS)} (default: h100-80gb)",
-    )
+    sub.add_argument("--gpu", default="h100-80gb", help=f"which: {', '.join(GPUS)} (default: h100-80gb)")
     sub.add_argument(
         "--mfu", type=float, default=0.35, help="the share of the peak that the run is assumed to reach (default: 0.35)"
     )

@@ -1,4 +1,4 @@
-"""What every test shares: one thread, one seed, and a helper that asserts closeness and says by how much it failed."""
+"""What does every test share? One thread, one seed, and a packed corpus."""
 
 import os
 
@@ -7,12 +7,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 import torch
+from runs import sentences
+
+from ngpt_core.data.packing import pack
+from ngpt_core.data.tokenizers import ByteTokenizer
 
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("patient", deadline=None)  # a shared machine is no reason to fail
+hypothesis.settings.register_profile("patient", deadline=None)  # a slow shared machine must not fail a test
 hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A packed corpus of generated sentences, a tenth of them held out: the path of its folder."""
+    folder = tmp_path_factory.mktemp("corpus") / "packed"
+    pack(sentences(400), folder, ByteTokenizer(), val_fraction=0.1)
+    return str(folder)

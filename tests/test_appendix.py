@@ -12,7 +12,10 @@ from sphinx.pycode import ModuleAnalyzer
 
 import ngpt_book
 import ngpt_core as ng
+from ngpt_book.source import locate, read
 from ngpt_book.sphinx.api import commands, entries, escaped, linked, restructured
+from ngpt_book.sphinx.architecture import listing, source_url
+from ngpt_core import cli
 
 ROOT = Path(__file__).parent.parent
 API = (ROOT / "book" / "api.md").read_text()
@@ -149,13 +152,81 @@ def test_a_term_takes_two_sentences_and_names_its_chapter(terms, text):
     assert len(re.findall(r"[.?!](?= [A-Z{$*]|$)", plain)) <= 2 and plain.endswith(".")
 
 
+# ---- the architecture ------------------------------------------------------------------------------------------------
+ARCHITECTURE = (ROOT / "book" / "architecture.md").read_text()
+PLACES = sorted(set(re.findall(r"\{src\}`([^`]+)`", ARCHITECTURE)))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_that_the_page_names_exists(place):
+    path, line = locate(ROOT, place)
+    last = place.partition("::")[2].rpartition(".")[2]
+    assert path.exists() and (not last or last in path.read_text().splitlines()[line - 1])
+
+
+def test_every_file_that_the_page_names_is_checked():
+    """A path in plain backquotes would be resolved by nobody."""
+    assert len(PLACES) > 80
+    plain = re.findall(r"(?<!\})`([^`\n]+)`", ARCHITECTURE)
+    assert [text for text in plain if re.fullmatch(r"[\w./]+\.(py|md|yml|cpp|css|js)(::[\w.]+)?", text)] == []
+    folders = [text for text in plain if re.fullmatch(r"[\w./]+/", text)]
+    assert folders and all((ROOT / "ngpt_core" / text).is_dir() or (ROOT / text).is_dir() for text in folders)
+
+
+@pytest.mark.parametrize(
+    "place, sentence",
+    [
+        ("nn/nothing.py", "there is no file nn/nothing.py"),
+        ("nn/head.py::nothing", "nn/head.py does not define nothing"),
+        ("train/trainer.py::Trainer.nothing", "does not define nothing"),
+        ("nn/head.py::u", "does not define u"),  # a variable inside a function
+    ],
+)
+def test_a_place_that_does_not_exist_is_an_error(place, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        locate(ROOT, place)
+
+
+def test_every_command_has_a_row_with_the_functions_that_it_calls():
+    section = ARCHITECTURE[ARCHITECTURE.index("(arch-commands)=") : ARCHITECTURE.index("(arch-mechanisms)=")]
+    rows = dict(re.findall(r"^\| `(ngpt [a-z ]+[a-z])` \| (.+) \|$", section, re.M))
+    assert sorted(rows) == sorted(name for name, _, _ in commands())
+    for name, _, parser in commands():
+        command = parser.get_default("command")
+        assert command.__module__ == cli.__name__
+        for file, function in re.findall(r"`([\w/]+)\.py::([\w.]+)`", rows[name]):
+            source = inspect.getsource(command)
+            assert re.search(rf"\b{function.rpartition('.')[2]}\b", source), f"{name} does not call {function}"
+            assert f"from .{file.replace('/', '.')} import" in source, f"{name} does not import {file}"
+
+
+def test_the_list_of_files_is_complete_and_goes_from_the_highest_rank_down():
+    modules = read(ROOT / "ngpt_core", ROOT / "book" / "ngpt_book")
+    for package, folder in (("ngpt_core", ROOT / "ngpt_core"), ("ngpt_book", ROOT / "book" / "ngpt_book")):
+        rows = listing(modules, package)
+        files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.name != "__init__.py"}
+        assert {path for path, _, _, is_folder in rows if not is_folder} == files
+        assert all(about.endswith((".", "?")) for _, about, _, _ in rows), "a docstring's first paragraph is a sentence"
+        total = sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+        assert rows[0][0] == f"{package}/" and rows[0][2] == total
+    tops = [path for path, _, _, _ in listing(modules, "ngpt_core") if path.count("/") == path.endswith("/")]
+    ranked = ["__main__.py", "cli.py", "tools/", "hf/", "train/", "data/", "recipe/", "nn/", "optim/", "sphere.py"]
+    assert tops[: 1 + len(ranked)] == ["ngpt_core/", *ranked]
+
+
+def test_a_place_becomes_a_link_once_the_repository_has_an_address():
+    assert source_url("https://example.invalid/x", "main", "ngpt_core/cli.py", 7) is None
+    assert source_url("https://git.example.org/x", "main", "a.py", None) == "https://git.example.org/x/blob/main/a.py"
+
+
 # ---- the contents ----------------------------------------------------------------------------------------------------
 def test_chapters_are_numbered_and_the_appendix_is_not():
     chapters, appendix = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())["parts"]
     files = [entry["file"] for entry in chapters["chapters"]]
     assert chapters["numbered"] and [int(f[:2]) for f in files] == list(range(1, 13))
     assert "numbered" not in appendix
-    assert [entry["file"] for entry in appendix["chapters"]] == ["notation", "api", "glossary", "references", "changelog"]
+    pages = ["notation", "architecture", "api", "glossary", "references", "changelog"]
+    assert [entry["file"] for entry in appendix["chapters"]] == pages
 
 
 def test_the_changelog_has_one_source():

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from test_trainer import TINY, corpus  # noqa: F401  (corpus is a fixture)
+from runs import TINY
 
 from ngpt_book.data import stored
 from ngpt_core.cli import main
@@ -24,7 +24,7 @@ MODEL = ["--preset=pico", *(f"--{k.replace('_', '-')}={v}" for k, v in TINY.item
 
 
 @pytest.fixture(scope="module")
-def run(corpus, tmp_path_factory):  # noqa: F811
+def run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "run"
     assert main(["train", *MODEL, *SIZES, "--steps=4", f"--data={corpus}", f"--out={folder}", "--save-every=2"]) == 0
     return folder
@@ -100,7 +100,7 @@ def test_tokens_in_place_of_steps_count_in_the_batches_of_the_preset(tmp_path, c
         assert f"{steps} steps, {tokens:,} tokens" in capsys.readouterr().out
 
 
-def test_a_run_that_goes_on_is_no_longer_the_model_that_it_exported(corpus, tmp_path, capsys):  # noqa: F811
+def test_a_run_that_goes_on_is_no_longer_the_model_that_it_exported(corpus, tmp_path, capsys):
     out = tmp_path / "run"
     argv = ["train", *MODEL, "--baseline", *SIZES, f"--data={corpus}", f"--out={out}", "--recipe", "eta_min=1.0", "lr=0.01"]
     assert main([*argv, "--steps=4"]) == 0
@@ -131,7 +131,7 @@ def test_a_prompt_that_a_tokenizer_drops_and_a_terminal_without_unicode(run, tmp
         def encode(self, documents):
             return [super(Dropping, self).encode([document.strip()])[0] for document in documents]
 
-    monkeypatch.setattr(trained.Run, "tokenizer", lambda folder: Dropping())
+    monkeypatch.setattr(trained.RunFolder, "tokenizer", lambda folder: Dropping())
     assert "has no tokens" in sentence(capsys, ["generate", str(run), "--prompt= "])
     monkeypatch.undo()
     command = [sys.executable, "-m", "ngpt_core", "generate", str(run), "--prompt=é", "--max-new-tokens=2"]
@@ -161,7 +161,7 @@ def test_dry_run_prints_the_recipe_and_writes_nothing(tmp_path, capsys, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_come_from_a_file_and_flags_come_on_top(corpus, tmp_path):  # noqa: F811
+def test_settings_come_from_a_file_and_flags_come_on_top(corpus, tmp_path):
     (tmp_path / "run.toml").write_text(
         f'steps = 2\nbatch-size = 2\nseq_len = 32\ndata = ["{corpus}"]\nseed = 5\nsample_tokens = 0\n'
     )
@@ -181,7 +181,7 @@ def test_settings_come_from_a_file_and_flags_come_on_top(corpus, tmp_path):  # n
     assert (recorded["seq_len"], recorded["batch_size"], recorded["seed"]) == (32, 2, 7)
 
 
-def test_a_file_may_say_the_home_folder(corpus, tmp_path, monkeypatch):  # noqa: F811
+def test_a_file_may_say_the_home_folder(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "corpus").symlink_to(corpus)
     settings = {"out": "~/run", "data": ["~/corpus=2"], "steps": 1, "seq_len": 32, "batch_size": 2, "sample_tokens": 0}
@@ -207,7 +207,7 @@ def test_every_setting_of_run_and_model_is_a_flag_with_its_help():
                 assert field_help(cls)[f.name]
 
 
-def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):  # noqa: F811
+def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bad.toml").write_text("seq_len = \n")
     (tmp_path / "typo.json").write_text('{"seq_lenn": 3}')
@@ -277,7 +277,7 @@ def words(tmp_path):
     return str(tmp_path / "words")
 
 
-def test_a_corpus_of_another_tokenizer_is_refused_everywhere(corpus, words, tmp_path, capsys):  # noqa: F811
+def test_a_corpus_of_another_tokenizer_is_refused_everywhere(corpus, words, tmp_path, capsys):
     out = tmp_path / "run"
     argv = ["train", *MODEL, "--vocab-size=300", *SIZES, "--steps=2", f"--data={corpus}", f"--out={out}"]
     assert "packed with the tokenizer" in sentence(capsys, [*argv, f"--val-data={words}"])
@@ -302,7 +302,7 @@ def test_the_export_of_a_run_writes_with_the_run_s_tokenizer_and_is_evaluated_on
         assert capsys.readouterr().out == whole
 
 
-def test_a_run_is_found_and_finds_its_data_from_any_folder(corpus, tmp_path, capsys, monkeypatch):  # noqa: F811
+def test_a_run_is_found_and_finds_its_data_from_any_folder(corpus, tmp_path, capsys, monkeypatch):
     shutil.copytree(corpus, tmp_path / "here" / "packed")
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -70,14 +70,14 @@ def test_an_ablation_of_the_same_length_does_not_take_the_place_of_the_recipe(ev
     (fight,) = evidence[2].fights(rows, tuned)
     assert fight["round"] == 0 and fight["ngpt"] == [1.9] * 3 and 0.5 < fight["ratio"] < 1
     assert fight["recipes"]["ngpt"] == {"betas": "0.9,0.99", "C": 1}
-    # a second round with other numbers is a fight of its own: neither side's runs are mixed
+    # a second round with other numbers is a separate comparison: neither side's runs are mixed
     own = {"C": 3, "betas": "0.6,0.99"}
     rows += [row("gpt", 100, seed, {"lr": 2, "betas": "0.8,0.99"}, 1.8) for seed in (1, 2, 3)]
     rows += [row("ngpt", steps, seed, own, loss) for seed in (1, 2, 3) for steps, loss in ((50, 1.9), (100, 1.7))]
     first, second = evidence[2].fights(rows, tuned)
     assert first == fight and (second["round"], second["gpt"], second["ngpt"]) == (1, [1.8] * 3, [1.7] * 3)
     assert second["recipes"] == {"gpt": {"betas": "0.8,0.99", "lr": 2}, "ngpt": own}
-    # a round that one side has not finished, or whose shorter schedules are not trained, is no fight
+    # a round does not count if one side is not finished or shorter schedules are missing
     assert [f["round"] for f in evidence[2].fights([r for r in rows if r["recipe"].get("lr") != 2], tuned)] == [0]
     assert [f["round"] for f in evidence[2].fights([r for r in rows if (r["steps"], r["recipe"]) != (50, own)], tuned)] == [0]
     assert second["seeds"][0] == pytest.approx(2**-0.5)

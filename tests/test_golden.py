@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from test_trainer import corpus, losses, new_run, sentences  # noqa: F401  (corpus is a fixture)
+from runs import losses, new_run, sentences
 
 from ngpt_core.train.loop import train
 
@@ -25,19 +25,19 @@ GOLDEN = {
 }
 
 
-def play(corpus, folder, model, settings) -> tuple[float, ...]:  # noqa: F811
+def play(corpus, folder, model, settings) -> tuple[float, ...]:
     train(new_run(corpus, folder, model, steps=30, scaled=False, **settings))  # the published numbers
     found = losses(folder)
     return tuple(found[t - 1] for t in AT)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_losses_are_those_of_the_golden_run(corpus, tmp_path, name):  # noqa: F811
+def test_the_losses_are_those_of_the_golden_run(corpus, tmp_path, name):
     assert play(corpus, tmp_path / "run", *RUNS[name]) == pytest.approx(GOLDEN[name], abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("change", ["a=1", "pmen=none", "cap_degrees=none", "tangent=false", "rho=0.06"])
-def test_a_recipe_that_differs_in_one_item_is_noticed(corpus, tmp_path, change):  # noqa: F811
+def test_a_recipe_that_differs_in_one_item_is_noticed(corpus, tmp_path, change):
     found = play(corpus, tmp_path / "run", {}, {"recipe": [change]})
     assert max(abs(a - b) for a, b in zip(found, GOLDEN["nGPT"])) > 2 * TOLERANCE
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from test_trainer import TINY, corpus, losses, new_run  # noqa: F401  (corpus is a fixture)
+from runs import TINY, losses, new_run
 
 from ngpt_core.tools.plan import state_bytes
 from ngpt_core.train.config import TrainConfig
-from ngpt_core.train.lock import take
+from ngpt_core.train.folder import take
 from ngpt_core.train.loop import train
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.parallel import parallelize
@@ -56,7 +56,7 @@ def _train_settings(settings, resume=True) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(corpus, tmp_path_factory):  # noqa: F811
+def alone(corpus, tmp_path_factory):
     """Twenty steps in one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     train(new_run(corpus, folder, steps=STEPS, eval_every=5, diagnostics_every=10))
@@ -73,7 +73,7 @@ def assert_same(folder, alone) -> None:
             assert x["coordinates"] == y["coordinates"] and x["angle_mean"] == pytest.approx(y["angle_mean"], rel=1e-3)
 
 
-def test_two_ranks_sharded_replicated_and_with_divided_experts_train_as_one(corpus, alone, tmp_path):  # noqa: F811
+def test_two_ranks_sharded_replicated_and_with_divided_experts_train_as_one(corpus, alone, tmp_path):
     layouts = {
         "fsdp": {},
         "hsdp": {"replicas": 2},
@@ -94,7 +94,7 @@ def test_two_ranks_sharded_replicated_and_with_divided_experts_train_as_one(corp
 
 
 @pytest.mark.slow
-def test_four_ranks_with_every_axis_at_once_train_as_one(corpus, alone, tmp_path):  # noqa: F811
+def test_four_ranks_with_every_axis_at_once_train_as_one(corpus, alone, tmp_path):
     layouts = {
         "shard x experts": {"expert_parallel": 2, "activation_checkpointing": "full"},
         "replicas x experts": {"replicas": 2, "expert_parallel": 2},
@@ -110,7 +110,7 @@ def test_four_ranks_with_every_axis_at_once_train_as_one(corpus, alone, tmp_path
         assert_same(tmp_path / name, alone)
 
 
-def test_a_run_moves_from_two_ranks_to_one_and_back(corpus, alone, tmp_path):  # noqa: F811
+def test_a_run_moves_from_two_ranks_to_one_and_back(corpus, alone, tmp_path):
     """Saved on two ranks with divided experts, resumed on one, resumed on two with FSDP: the losses of the run alone."""
     run = new_run(
         corpus, tmp_path / "two", steps=STEPS, save_every=5, keep=9, eval_every=5, diagnostics_every=10, expert_parallel=2
@@ -132,7 +132,7 @@ def test_a_run_moves_from_two_ranks_to_one_and_back(corpus, alone, tmp_path):  #
     assert_same(tmp_path / "back", alone)
 
 
-def test_resuming_on_the_same_ranks_is_exact_to_the_bit(corpus, tmp_path):  # noqa: F811
+def test_resuming_on_the_same_ranks_is_exact_to_the_bit(corpus, tmp_path):
     run = new_run(corpus, tmp_path / "whole", steps=6, save_every=3, keep=9, eval_every=2)
     on_ranks(2, _train, run)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
@@ -169,7 +169,7 @@ def _stale_weights(run, corpus_folder, out) -> None:
     world.close()
 
 
-def test_an_evaluation_sees_the_weights_after_the_update(corpus, tmp_path):  # noqa: F811
+def test_an_evaluation_sees_the_weights_after_the_update(corpus, tmp_path):
     """The bug that the paper warns of: the model evaluates one copy of the parameters and the optimizer moves another."""
     import ngpt_core as ng
     from ngpt_core.train.evaluate import evaluate
@@ -182,7 +182,7 @@ def test_an_evaluation_sees_the_weights_after_the_update(corpus, tmp_path):  # n
     assert float((tmp_path / "seen").read_text()) == pytest.approx(truth, abs=1e-5)
 
 
-def test_bfloat16_products_with_float32_masters_stay_close(corpus, tmp_path):  # noqa: F811
+def test_bfloat16_products_with_float32_masters_stay_close(corpus, tmp_path):
     train(new_run(corpus, tmp_path / "fp32", steps=8))
     runs = [
         new_run(corpus, tmp_path / f"bf16-{kind}", {"normalized": kind == "ngpt"}, steps=8, precision="bf16")
@@ -215,7 +215,7 @@ def _all_shards(runs, corpus_folder, folder) -> None:
         _shards(run, corpus_folder, layout, folder)
 
 
-def test_the_plan_counts_the_bytes_that_real_shards_have(corpus, tmp_path):  # noqa: F811
+def test_the_plan_counts_the_bytes_that_real_shards_have(corpus, tmp_path):
     layouts = {"fsdp": {}, "hsdp": {"replicas": 2}, "experts": {"expert_parallel": 2}}
     runs = {name: new_run(corpus, tmp_path / name, **change) for name, change in layouts.items()}
     on_ranks(2, _all_shards, runs, corpus, str(tmp_path))
@@ -225,7 +225,7 @@ def test_the_plan_counts_the_bytes_that_real_shards_have(corpus, tmp_path):  # n
         assert max(found) == (planned["parameters"], planned["optimizer"]), name
 
 
-def test_layouts_that_cannot_be_are_refused():
+def test_impossible_layouts_are_errors():
     import ngpt_core as ng
     from ngpt_core.train.config import model_config
 
@@ -241,7 +241,7 @@ def test_layouts_that_cannot_be_are_refused():
             parallelize(net, TrainConfig(**change), World(torch.device("cpu"), size=size))
 
 
-def test_torchrun_runs_the_same_command(corpus, alone, tmp_path):  # noqa: F811
+def test_torchrun_runs_the_same_command(corpus, alone, tmp_path):
     run = new_run(corpus, tmp_path / "run", steps=STEPS)
     command = [
         sys.executable,
@@ -272,7 +272,7 @@ def _float8_products(run, corpus_folder, out) -> None:
         Path(out).write_text(json.dumps([seen, products]))
 
 
-def test_float8_products_are_torchao_s_and_stay_close(corpus, tmp_path):  # noqa: F811
+def test_float8_products_are_torchao_s_and_stay_close(corpus, tmp_path):
     """Emulated on the CPU: the casts are real, the hardware is not."""
     pytest.importorskip("torchao")
     run = new_run(corpus, tmp_path / "f8", precision="bf16", float8=True)
@@ -290,7 +290,7 @@ def _refused(settings, words) -> None:
         train(prepare(settings, {}, resume=True))
 
 
-def test_of_many_ranks_the_first_takes_the_lock_and_all_are_refused_while_another_has_it(corpus, alone, tmp_path):  # noqa: F811
+def test_of_many_ranks_the_first_takes_the_lock_and_all_are_refused_while_another_has_it(corpus, alone, tmp_path):
     shutil.copytree(alone, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "export")
     settings = {"out": str(tmp_path / "run"), "eval_windows": 2}
@@ -309,17 +309,17 @@ def _left_alone(run) -> None:
         return real(self, look)
 
     Trainer.step = step
-    with pytest.raises(ValueError, match="rank 1 ends because another one has"):
+    with pytest.raises(ValueError, match="rank 1 ends because another rank has ended"):
         train(run)
     os._exit(0)
 
 
-def test_a_rank_whose_peer_died_says_so_in_a_sentence(corpus, tmp_path):  # noqa: F811
+def test_a_rank_reports_in_a_sentence_that_its_peer_died(corpus, tmp_path):
     on_ranks(2, _left_alone, new_run(corpus, tmp_path / "run", steps=3))
     assert len(read_metrics(tmp_path / "run")) == 1
 
 
-def test_more_ranks_than_gpus_are_refused(monkeypatch):
+def test_more_ranks_than_gpus_are_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")

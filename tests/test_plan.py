@@ -64,6 +64,12 @@ def test_more_ranks_need_less_each_and_recomputation_less_still():
     assert kept == sorted(kept, reverse=True)
 
 
+@pytest.mark.parametrize("pattern", ["ME", "-"])
+def test_a_model_without_attention_is_planned_too(pattern):
+    _, fits = plan(ng.preset("pico", pattern=pattern, ff=256), TrainConfig(steps=5), 8, "h100-80gb")
+    assert fits
+
+
 def test_the_page_for_the_paper_s_largest_model(capsys):
     assert main(["plan", "--preset", "30B", "--gpus", "64", "--gpu", "h100-80gb"]) == 0
     page = capsys.readouterr().out

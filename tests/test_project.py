@@ -39,7 +39,9 @@ def test_environment_yml_names_every_requested_package():
 def test_every_dependency_of_ours_is_pinned_once():
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     pinned = [name(line) for line in lines]
-    assert len(pinned) == len(set(pinned))
+    for marker in ('< "3.11"', '>= "3.11"'):  # one version for each Python
+        here = [name(line) for line in lines if ";" not in line or marker in line]
+        assert len(here) == len(set(here))
     assert set(pinned) >= declared(), declared() - set(pinned)
 
 
@@ -84,3 +86,17 @@ def test_the_first_cell_of_a_notebook_installs_from_the_repositorys_address(path
     address = PYPROJECT["project"]["urls"]["Repository"]
     assert "".join(first["source"]).splitlines()[-1].strip() == f'%pip install -q "ngpt-core[notebook] @ git+{address}"'
     assert "remove-cell" in first["metadata"]["tags"]  # Colab runs it, the page does not show it
+
+
+def test_the_readmes_tree_has_every_part_of_the_packages_and_nothing_else():
+    tree = re.search(r"## What is where\n\n((?:    .+\n)+)", (ROOT / "README.md").read_text())[1]
+    listed, folders = {}, []
+    for line in tree.splitlines():
+        indent, path, about = re.fullmatch(r"    ( *)(\S+) {2,}(\S.*)", line).groups()
+        folders = [*folders[: len(indent) // 2], path]
+        listed["".join(folders)] = about
+    assert [path for path in listed if not (ROOT / path).exists()] == []
+    for package in ("ngpt_core", "book/ngpt_book"):
+        inside = {p.name + "/" if p.is_dir() else p.name for p in (ROOT / package).iterdir() if p.suffix in ("", ".py")}
+        wanted = {f"{package}/{name}" for name in inside - {"__init__.py", "__pycache__/"}}
+        assert {path for path in listed if re.fullmatch(rf"{package}/[^/]+/?", path)} == wanted

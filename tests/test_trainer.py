@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from runs import TINY, losses, new_run
 
 import ngpt_core as ng
 from ngpt_core.data.corpus import Corpus
@@ -23,52 +24,6 @@ from ngpt_core.train.parallel import initialize
 from ngpt_core.train.run import open_blend, prepare
 from ngpt_core.train.trainer import Trainer
 from ngpt_core.train.world import World
-
-# A hybrid with every kind of block, small enough that a step costs a few milliseconds.
-TINY = dict(
-    preset="pico", d_model=32, pattern="ME*E", n_heads=2, n_kv_heads=1, mamba_heads=2, mamba_head_dim=16, state=8, groups=2,
-    chunk=16, n_experts=4, top_k=2, expert_ff=16, shared_ff=16,
-)  # fmt: skip
-SMALL = dict(
-    batch_size=4,
-    seq_len=32,
-    eval_windows=4,
-    eval_every=0,
-    save_every=0,
-    sample_tokens=0,
-    diagnostics_every=0,
-    tensorboard=False,
-)
-
-
-def sentences(count: int) -> list[bytes]:
-    """A generated corpus: the same on every machine, with something to learn."""
-    state, found = 1, []
-    words = "the a red blue cat dog sees takes gives finds ball tree and then".split()
-    for i in range(count):
-        picked = []
-        for _ in range(12 + i % 17):
-            state = (1103515245 * state + 12345) % 2**31
-            picked.append(words[state >> 16 & 15 if (state >> 16 & 15) < len(words) else 0])
-        found.append((" ".join(picked) + ".\n").encode())
-    return found
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus") / "packed"
-    pack(sentences(400), folder, ByteTokenizer(), val_fraction=0.1)
-    return str(folder)
-
-
-def new_run(corpus, out, model=None, **settings):
-    return prepare(
-        {**SMALL, "data": [corpus], "out": str(out), "steps": 6, **settings}, {**TINY, **(model or {})}, resume=False
-    )
-
-
-def losses(folder) -> list[float]:
-    return [r["loss"] for r in read_metrics(folder)]
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -353,7 +308,7 @@ def test_every_held_out_document_has_its_own_loss(corpus, rows):
     assert found[1][0] == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_a_sample_that_cannot_be_made_is_told_before_the_first_step(corpus, tmp_path):
+def test_a_sample_that_cannot_be_made_is_reported_before_the_first_step(corpus, tmp_path):
     for change, model, words in (
         ({"sample_tokens": 64}, {"max_seq_len": 32}, "at most 28"),
         ({"sample_tokens": 8, "sample_prompt": ""}, {}, "must not be empty"),

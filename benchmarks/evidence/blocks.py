@@ -2,9 +2,9 @@
 
     python benchmarks/evidence/blocks.py [--runs runs/evidence]          appends to results/blocks.jsonl
 
-For every run of the dense fights whose folder is still there: the runs themselves are not kept, only their numbers. A block is
-left out by making its step zero: alpha = 0 in nGPT (h stays where it is), an output of zero in GPT. Of nGPT's attention layers
-also the largest |s_qk|: the softmax sees cosines times sqrt(d_k) s_qk^2.
+This covers every run of the dense comparisons with a folder that still exists; only the runs' numbers are kept permanently. A
+block is left out by making its step zero: alpha = 0 in nGPT (h does not move), an output of zero in GPT. For nGPT's attention
+layers, also the largest |s_qk|: the softmax sees cosines times sqrt(d_k) s_qk^2.
 """
 
 import argparse

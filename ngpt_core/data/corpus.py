@@ -94,9 +94,9 @@ class Corpus:
             raise ValueError(f"{self.folder} has the format {found}, this version reads {FORMAT}: pack it again.")
         check_description(self.manifest.get("tokenizer"), self.folder / "manifest.json")
         self.vocab_size = self.manifest["tokenizer"]["vocab_size"]
-        self.checksum = self.manifest.get("checksum")
         if not _agrees(self.manifest):
             raise ValueError(f"{self.folder}/manifest.json disagrees with itself: it was damaged or edited; pack again.")
+        self.checksum: str = self.manifest["checksum"]
         for path, size, _ in self._files():
             found = path.stat().st_size if path.exists() else None
             if found != size:

@@ -21,6 +21,7 @@ import platform
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class _Split:
         self.folder, self.name, self.dtype, self.shard_tokens = folder, name, dtype, shard_tokens
         self.shards: list[dict] = []
         self.offsets: list[int] = []
-        self.file = None
+        self.file: BinaryIO | None = None
 
     def add(self, tokens: np.ndarray, size: int) -> None:
         if self.file is not None and self.offsets[-1] + len(tokens) > self.shard_tokens:

@@ -25,8 +25,8 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterable, Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 from ..files import cache_folder, read_json, sha256, write_json
 
@@ -98,7 +98,7 @@ def documents(path: str, field: str = "text", separator: str | None = None) -> I
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
+def _open(path: Path) -> Iterator[BufferedIOBase]:
     try:
         with (gzip.open if path.name.lower().endswith(".gz") else open)(path, "rb") as file:
             yield file
@@ -215,7 +215,7 @@ def download(url: str, folder: Path | None = None) -> Path:
     return path
 
 
-def _fetch(url: str, file: BinaryIO) -> None:
+def _fetch(url: str, file: BufferedIOBase) -> None:
     """Write what is behind ``url`` to ``file``, all of it."""
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:

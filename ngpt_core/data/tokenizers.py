@@ -44,7 +44,8 @@ class ByteTokenizer:
     [110, 195, 169]
     """
 
-    spec, vocab_size, end_of_text = "bytes", 256, 0
+    spec, vocab_size = "bytes", 256
+    end_of_text: int | None = 0
 
     def encode(self, documents: list[bytes]) -> list[np.ndarray]:
         return [np.frombuffer(document, np.uint8) for document in documents]

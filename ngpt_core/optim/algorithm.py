@@ -177,6 +177,7 @@ def update(
     delta = delta - rule.decay * w  # alg. 1, line 10, the decay
     psi = None
     if rule.pmen is not None and (isinstance(due := rule.pmen.due(t), Tensor) or due):
+        assert index is not None  # where there is noise, there are positions
         psi = noise.profile(v.sqrt(), rule.pmen) * due
         size = noise.amplitude(rule.pmen, rule.lr, rule.length, rule.beta1)
         delta = delta + size * (psi * noise.signs(key, t, index))  # app. D
@@ -195,7 +196,7 @@ def update(
     if seen is not None:
         phi = torch.atan2(length, along)
         phi = phi if rule.cap is None else torch.where(over, rule.cap, phi)
-        seen |= {"psi": psi, "capped": over, "angle": phi}
+        seen |= {"capped": over, "angle": phi} | ({} if psi is None else {"psi": psi})
     # Norm, the retraction. A vector that did not move keeps its bits: normalizing again
     # would change the last ones. A zero vector has no sphere; a candidate of zero, or one
     # beyond the range, no direction: they stay. (nan equals nothing, and goes on.)
@@ -205,9 +206,9 @@ def update(
 
 def run(steps: Update) -> tuple[Tensor, Tensor, Tensor]:
     """Carry out an ``update`` whose vectors are whole here: every sum that it asks for is already complete."""
-    sums = None
-    while True:
-        try:
+    try:
+        sums = next(steps)
+        while True:
             sums = steps.send(sums)
-        except StopIteration as end:
-            return end.value
+    except StopIteration as end:
+        return end.value

@@ -60,7 +60,7 @@ class Diagnostics:
         for name, value in (("d_model", d_model), ("keep", keep)):
             if value is not None and not is_count(value, 1):
                 raise ValueError(f"Diagnostics: {name} must be an integer >= 1, or None; got {value!r}.")
-        if not (isinstance(low, Integral) and isinstance(high, Integral) and low < high):
+        if not (all(isinstance(x, Integral) for x in (low, high)) and low < high):
             raise ValueError(f"Diagnostics: low and high are powers of ten, integers with low < high; got {low!r}, {high!r}.")
         self.every, self.d_model, self.keep = every, d_model, keep
         self.edges = [low + i / 4 for i in range(4 * (high - low) + 1)]
@@ -85,12 +85,12 @@ class Diagnostics:
     ) -> None:
         """Take the sums of what ``algorithm.update`` has shown for one tensor, or for a stack of them."""
         d, scale = seen["d"], seen["scale"]
-        sums = dict.fromkeys(_SUMS, d.new_zeros((), dtype=torch.float64))
+        sums: dict[str, float | Tensor] = dict.fromkeys(_SUMS, d.new_zeros((), dtype=torch.float64))
         sums |= {"coordinates": d.numel(), "gate": gate(d, rule.a, rule.eps_gate).sum(), "below": (d < rule.eps_gate).sum()}
         sums |= {"never": (scale == 0).sum(), "zero": (seen["raw"] == 0).sum(), "clipped": seen["clipped"].sum()}
         largest = d.new_zeros((), dtype=torch.float64)
         if rule.dim is not None:
-            psi, angle, over = seen["psi"], seen["angle"], sharding.split_groups(params[0], rule.dim)
+            psi, angle, over = seen.get("psi"), seen["angle"], sharding.split_groups(params[0], rule.dim)
             ranks = 1  # each rank that shares a split vector sees all of its angle
             for g in over:
                 ranks *= dist.get_world_size(g)

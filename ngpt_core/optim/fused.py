@@ -74,31 +74,13 @@ def finite(x: Tensor, limit: float = math.inf) -> bool:
 
 
 def fused_step(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     steps: Sequence[int | Tensor],
-    *,
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps_gate: float,
-    eps_num: float,
-    a: float,
-    weight_decay_factor: float | Tensor,
-    unit: bool,
-    tangent: bool,
-    smgc: SMGC | None,
-    pmen: PMEN | None,
-    pmen_keys: Sequence[int],
-    index_offsets: Sequence[int],
-    cap: float | Tensor | None,
-    maximize: bool,
-    smgc_active: bool | None = None,
-    pmen_active: bool | None = None,
-    mask: Tensor | None = None,
-) -> None:
+    *, lr: float | Tensor, beta1: float, beta2: float, eps_gate: float, eps_num: float, a: float,
+    weight_decay_factor: float | Tensor, unit: bool, tangent: bool, smgc: SMGC | None, pmen: PMEN | None,
+    pmen_keys: Sequence[int], index_offsets: Sequence[int], cap: float | Tensor | None, maximize: bool,
+    smgc_active: bool | None = None, pmen_active: bool | None = None, mask: Tensor | None = None,
+) -> None:  # fmt: skip
     """One step of one group, in place, for tensors that are ``usable``.
 
     ``steps`` are t, counted from 1 (this step included). ``weight_decay_factor`` multiplies theta: lr lambda, or eta_t lambda.
@@ -116,12 +98,13 @@ def fused_step(
             kinds[p.device, p.dtype].append(i)
     for (device, _), members in kinds.items():
         if device.type == "cpu":
-            from . import fused_cpu as kernel
+            from .fused_cpu import step
         else:
-            from . import fused_triton as kernel
+            from .fused_triton import step
         moments = [(_dense(exp_avgs[i], params[i]), _dense(exp_avg_sqs[i], params[i])) for i in members]
-        kernel.step(
-            [params[i] for i in members], [grads[i] for i in members], *zip(*moments), [steps[i] for i in members],
+        exp_avg, exp_avg_sq = zip(*moments)
+        step(
+            [params[i] for i in members], [grads[i] for i in members], exp_avg, exp_avg_sq, [steps[i] for i in members],
             lr=lr, decay=weight_decay_factor, beta1=beta1, beta2=beta2, eps_gate=eps_gate, eps_num=eps_num, a=a, unit=unit,
             tangent=tangent and unit, smgc=smgc, pmen=pmen, keys=[pmen_keys[i] for i in members],
             offsets=[index_offsets[i] for i in members], cap=cap, maximize=maximize, mask=mask,

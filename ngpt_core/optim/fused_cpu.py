@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,33 +109,16 @@ def load() -> ctypes.CDLL | str:
 
 def finite(x: Tensor, limit: float = math.inf) -> bool:
     """Whether every magnitude in a contiguous float32 or bfloat16 tensor is below ``limit``, and so neither nan nor inf."""
-    return bool(load().ngpt_finite(x.data_ptr(), x.numel(), limit, x.dtype == torch.bfloat16, torch.get_num_threads()))
+    return bool(load().ngpt_finite(x.data_ptr(), x.numel(), limit, x.dtype == torch.bfloat16, torch.get_num_threads()))  # type: ignore[union-attr]  # ``fused`` has asked: it is no sentence
 
 
 def step(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     steps: Sequence[int | Tensor],
-    *,
-    lr: float | Tensor,
-    decay: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps_gate: float,
-    eps_num: float,
-    a: float,
-    unit: bool,
-    tangent: bool,
-    smgc: SMGC | None,
-    pmen: PMEN | None,
-    keys: Sequence[int],
-    offsets: Sequence[int],
-    cap: float | Tensor | None,
-    maximize: bool,
-    mask: Tensor | None,
-) -> None:
+    *, lr: float | Tensor, decay: float | Tensor, beta1: float, beta2: float, eps_gate: float, eps_num: float, a: float,
+    unit: bool, tangent: bool, smgc: SMGC | None, pmen: PMEN | None, keys: Sequence[int], offsets: Sequence[int],
+    cap: float | Tensor | None, maximize: bool, mask: Tensor | None,
+) -> None:  # fmt: skip
     """One step of one group, in place: ``fused.fused_step`` for tensors of one dtype on the CPU."""
     if mask is not None and not mask:
         return
@@ -143,7 +127,7 @@ def step(
         pmen.tau if pmen else 0.0, pmen.b if pmen else 0.0,
         unit, tangent, maximize, params[0].dtype == torch.bfloat16, pmen is not None and pmen.profile == "smooth",
     )  # fmt: skip
-    jobs = []
+    jobs: list[Any] = []  # tuples, of which ctypes makes its structures
     for w, g, m, v, t, key, offset in zip(params, grads, exp_avgs, exp_avg_sqs, steps, keys, offsets):
         t, d = int(t), w.shape[-1] if unit else 1
         clip, floor = math.inf, 1.0
@@ -156,4 +140,4 @@ def step(
             noise = pmen.strength * c
         jobs.append((w.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), w.numel() // d, d, offset,
                      1 - beta1**t, 1 - beta2**t, clip, floor, noise, key, t & 0xFFFFFFFF))  # fmt: skip
-    load().ngpt_step(rule, (_Job * len(jobs))(*jobs), len(jobs), torch.get_num_threads())
+    load().ngpt_step(rule, (_Job * len(jobs))(*jobs), len(jobs), torch.get_num_threads())  # type: ignore[union-attr]  # ``fused`` has asked: it is no sentence

@@ -31,7 +31,7 @@ _HALF, _ONE, _POWER = 0, 1, 2  # the gate: a = 1/2, a = 1, any other
 
 
 @triton.jit
-def _scatter(x):
+def _scatter(x):  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
     """``pmen._mix`` in 32 bits."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
@@ -41,13 +41,13 @@ def _scatter(x):
 
 
 @triton.jit
-def _correction(t, log_beta):
+def _correction(t, log_beta):  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
     """1 - beta^t, in float64: float32 would lose digits for beta near 1."""
     return (1.0 - tl.exp(t.to(tl.float64) * log_beta)).to(tl.float32)
 
 
 @triton.jit
-def _moments(
+def _moments(  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
     x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, eps_gate, eps_num, one_a,
     CLIP: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
@@ -69,7 +69,7 @@ def _moments(
 
 
 @triton.jit
-def _numbers(T, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTER: tl.constexpr):
+def _numbers(T, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTER: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
     """(t, 1 - beta1^t, 1 - beta2^t, whether SMGC acts, sqrt(1 - beta2^k) s_min): the host's, or from the device's t."""
     if COUNTER:
         t = tl.load(T)
@@ -81,7 +81,7 @@ def _numbers(T, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTE
 
 
 @triton.jit(do_not_specialize=["T", "key", "offset_low", "offset_high", "smgc_start", "pmen_start", "pmen_every"])
-def row_kernel(
+def row_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
     W, G, M, V, T, LR, DECAY, COS, SIN, MASK,  # T to SIN: numbers, or pointers to one (COUNTER, DEVICE)
     BC1, BC2, FLOOR, log_beta1, log_beta2, rest1, beta2, rest2, eps_gate, eps_num, one_a, C_R, s_min, smgc_start,
     noise, tau, b, pmen_start, pmen_every, key, offset_low, offset_high, d,
@@ -153,7 +153,7 @@ def row_kernel(
 
 
 @triton.jit(do_not_specialize=["T", "smgc_start"])
-def flat_kernel(
+def flat_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
     W, G, M, V, T, LR, DECAY, MASK,
     BC1, BC2, FLOOR, log_beta1, log_beta2, rest1, beta2, rest2, eps_gate, eps_num, one_a, C_R, s_min, smgc_start, n,
     BLOCK: tl.constexpr, COUNTER: tl.constexpr, DEVICE: tl.constexpr, MASKED: tl.constexpr,
@@ -202,38 +202,20 @@ def _signed(x: int) -> int:
 
 
 def step(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     steps: Sequence[int | Tensor],
-    *,
-    lr: float | Tensor,
-    decay: float | Tensor,
-    beta1: float,
-    beta2: float,
-    eps_gate: float,
-    eps_num: float,
-    a: float,
-    unit: bool,
-    tangent: bool,
-    smgc: SMGC | None,
-    pmen: PMEN | None,
-    keys: Sequence[int],
-    offsets: Sequence[int],
-    cap: float | Tensor | None,
-    maximize: bool,
-    mask: Tensor | None,
-) -> None:
+    *, lr: float | Tensor, decay: float | Tensor, beta1: float, beta2: float, eps_gate: float, eps_num: float, a: float,
+    unit: bool, tangent: bool, smgc: SMGC | None, pmen: PMEN | None, keys: Sequence[int], offsets: Sequence[int],
+    cap: float | Tensor | None, maximize: bool, mask: Tensor | None,
+) -> None:  # fmt: skip
     """One step of one group, in place: ``fused.fused_step`` for tensors on one GPU. One launch a tensor."""
     device = params[0].device
-    cos, sin = 1.0, 0.0
+    numbers: list[float | Tensor] = [lr, decay, 1.0, 0.0]
     if isinstance(cap, Tensor):
         cap = cap.clamp(max=math.pi)
-        cos, sin = cap.cos(), cap.sin()
+        numbers[2:] = cap.cos(), cap.sin()
     elif cap is not None:
-        cos, sin = math.cos(min(cap, math.pi)), math.sin(min(cap, math.pi))
-    numbers = [lr, decay, cos, sin]
+        numbers[2:] = math.cos(min(cap, math.pi)), math.sin(min(cap, math.pi))
     on_device = any(isinstance(x, Tensor) for x in numbers)
     if on_device:  # all of them, then; a fill is queued like any kernel, nothing waits
         numbers = [x.to(device) if isinstance(x, Tensor) else torch.full((), x, device=device) for x in numbers]
@@ -244,13 +226,12 @@ def step(
 
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         for w, g, m, v, t, key, offset in zip(params, grads, exp_avgs, exp_avg_sqs, steps, keys, offsets):
-            counter = isinstance(t, Tensor)
-            bc1, bc2, floor, clip, noisy = 1.0, 1.0, 0.0, smgc is not None, pmen is not None
-            if not counter:  # the host counts: it decides what is due, and makes the numbers that depend on t
+            bc1, bc2, floor, clip, noisy, counter = 1.0, 1.0, 0.0, smgc is not None, pmen is not None, True
+            if not isinstance(t, Tensor):  # the host counts: it decides what is due, and makes the numbers that depend on t
                 bc1, bc2 = 1 - beta1**t, 1 - beta2**t
-                clip, noisy = clip and t - 1 >= smgc.start, noisy and pmen.due(t)
+                clip, noisy = smgc is not None and t - 1 >= smgc.start, pmen is not None and pmen.due(t)
                 floor = math.sqrt(1 - beta2 ** (t - 1)) * s_min
-                key = _mix(key ^ _mix(t & 0xFFFFFFFF))
+                key, counter = _mix(key ^ _mix(t & 0xFFFFFFFF)), False
             shared = (bc1, bc2, floor, *logs, 1 - beta1, beta2, 1 - beta2, eps_gate, eps_num, 1 - a, C_R, s_min, smgc_start)
             flags = dict(COUNTER=counter, DEVICE=on_device, MASKED=mask is not None, CLIP=clip, GATE=gate, MAXIMIZE=maximize)
             if not unit:
@@ -258,13 +239,14 @@ def step(
                 flat_kernel[grid](w, g, m, v, t, *numbers[:2], mask, *shared, w.numel(), BLOCK=_CHUNK, **flags)
                 continue
             d = w.shape[-1]
-            noise, tau, b, start, every = 0.0, 1.0, 1.0, 1, 1
-            if noisy:
+            noise, tau, b, start, every, smooth = 0.0, 1.0, 1.0, 1, 1, False
+            if pmen is not None and noisy:
                 c = 1 / math.sqrt(d) if pmen.reference == "row" else math.sqrt((1 - beta1) / (1 + beta1))  # app. D, eq. c_j
                 noise, tau, b, start, every = pmen.strength * c, pmen.tau, pmen.b, pmen.start, pmen.every
+                smooth = pmen.profile == "smooth"
             BLOCK = triton.next_power_of_2(d)
             row_kernel[(w.numel() // d,)](
                 w, g, m, v, t, *numbers, mask, *shared, noise, tau, b, start, every, _signed(key), _signed(offset),
-                _signed(offset >> 32), d, BLOCK=BLOCK, TANGENT=tangent, NOISE=noisy, SMOOTH=noisy and pmen.profile == "smooth",
+                _signed(offset >> 32), d, BLOCK=BLOCK, TANGENT=tangent, NOISE=noisy, SMOOTH=smooth,
                 CAP=cap is not None, num_warps=warps(BLOCK), **flags,
             )  # fmt: skip

@@ -5,6 +5,7 @@ bookkeeping: groups, state, which path a tensor takes, and what a training loop 
 """
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from .pmen import PMEN
 from .smgc import SMGC
 
 __all__ = ["GatedAdamW", "gate", "gate_power"]
+
+Loss = TypeVar("Loss")
 
 
 class GatedAdamW(torch.optim.Optimizer):
@@ -137,9 +140,13 @@ class GatedAdamW(torch.optim.Optimizer):
             self.param_groups.pop()  # as before
             raise
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], Loss]) -> Loss: ...
     @torch._disable_dynamo  # torch.compile leaves the step as it is: its kernels are fused already
     @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None):
+    def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:
         """One step for every parameter that has a gradient. Returns the closure's loss, if there is a closure."""
         self._check_capture()
         self._watch.settle()
@@ -185,14 +192,14 @@ class GatedAdamW(torch.optim.Optimizer):
     def _slots(self, group: dict, first: int) -> list[Slot]:
         slots = []
         for name, p in rules.named(group, first):
-            if p.grad is None:
+            if (grad := p.grad) is None:
                 continue
-            if p.grad.is_sparse:
+            if grad.is_sparse:
                 raise ValueError(
                     f"GatedAdamW: the gradient of {name!r} is sparse, and the moments need dense ones. Build its embedding "
                     "with sparse=False, or give it to torch.optim.SparseAdam."
                 )
-            slots.append(Slot(name, p, sharding.local(p), sharding.local_grad(p), limit_of(group, p)))
+            slots.append(Slot(name, p, sharding.local(p), sharding.local_grad(p, grad), limit_of(group, p)))
         return slots
 
     def _count(self, group: dict, slots: list[Slot], mask: Tensor | None) -> None:
@@ -228,13 +235,13 @@ class GatedAdamW(torch.optim.Optimizer):
                 if group["unit_dim"] != own["unit_dim"]:  # these vectors were on no sphere, or on another
                     moved[i] = rules.sizes(group, first)
         numbers = [n for group in saved for n in group["params"]]
-        own = [slot for group, first in zip(self.param_groups, self._firsts()) for slot in rules.named(group, first)]
+        params = [pair for group, first in zip(self.param_groups, self._firsts()) for pair in rules.named(group, first)]
         rules.check_state(state_dict["state"])
         for group, own_group in zip(saved, self.param_groups):
             rules.check_foreign(group, own_group)
         moments = {
             (name, p, key): state_dict["state"][n][key]
-            for n, (name, p) in zip(numbers, own)
+            for n, (name, p) in zip(numbers, params)
             for key in ("exp_avg", "exp_avg_sq")
             if key in state_dict["state"].get(n, ())
         }

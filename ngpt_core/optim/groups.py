@@ -6,12 +6,11 @@ A slip is answered before anything is changed, with the rule, the value received
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, fields
-from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from ..checks import LEAST_DIVISOR, is_number, is_within
+from ..checks import LEAST_DIVISOR, is_integer, is_number, is_within
 from ..sphere import widen
 from . import sharding
 from .pmen import PMEN
@@ -63,8 +62,7 @@ def check(group: dict, first: int = 0) -> None:
     for name, kind in _SETTINGS.items():
         value = group[name]
         rule(value is None or isinstance(value, kind), f"{name} must be {kind.__name__}(...) or None, got {value!r}.")
-    whole = isinstance(dim, Integral) and not isinstance(dim, bool)
-    rule(dim is None or whole, f"unit_dim must be an integer or None, got {dim!r}.")
+    rule(dim is None or is_integer(dim), f"unit_dim must be an integer or None, got {dim!r}.")
     for name, p in named(group, first):
         rule(p.is_floating_point(), f"parameters must be real floating-point tensors, {name!r} is {p.dtype}.")
         if dim is not None:

@@ -31,9 +31,9 @@ class Found:
     """What one step found, until the host has read it."""
 
     bad: Tensor  # one number a parameter, then one for any rank's; on the host, or on its way there
-    arrived: object | None  # the device's event after which ``bad`` may be read
+    arrived: torch.cuda.Event | None  # the device's event after which ``bad`` may be read
     names: list[str]
-    steps: list[Tensor | None]  # the parameters' counters of completed steps; None before the first
+    steps: Sequence[Tensor | None]  # the parameters' counters of completed steps; None before the first
     on_host: list[bool] = field(default_factory=list)  # counters there went on without knowing: they must come back
 
 
@@ -94,7 +94,7 @@ class Watch:
         if found.bad[-1] == 0:
             return
         for step, here in zip(found.steps, found.on_host):
-            if here:
+            if here and step is not None:
                 step.sub_(1)
         self._report(found)
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from .algorithm import Rule, Update, run, update
 from .diagnostics import Diagnostics
 from .pmen import key as pmen_key
 
+_LATER = torch.empty(0, device="cpu")  # stands for what is filled in later
 _SMALL = 1 << 16  # coordinates: below this, launching kernels one tensor at a time costs more than stacking (accelerators)
 
 
@@ -32,9 +34,9 @@ class Slot:
     w: Tensor  # its local piece; g, m, v likewise
     g: Tensor
     limit: float = math.inf  # ``limit_of`` its gradient
-    m: Tensor | None = None
-    v: Tensor | None = None
-    step: Tensor | None = None  # the counter in the state
+    m: Tensor = _LATER
+    v: Tensor = _LATER
+    step: Tensor = _LATER  # the counter in the state
     t: int | Tensor = 0  # this step, counted from 1: a number, or the counter itself where it lives on the device
     region: tuple[slice, ...] | None = None  # of the local piece, where w, g, m, v are a part of it
 
@@ -49,7 +51,7 @@ def rule_of(group: dict, p: Tensor) -> Rule:
     dim, lr = group["unit_dim"], group["lr"]
     eta = lr if group["decay"] == "lr" else lr / group["alpha"]
 
-    def one(x: float | Tensor | None) -> float | Tensor | None:
+    def one(x: Any) -> Any:
         """A tensor [1] would give its dimension to a parameter that has none."""
         return x.reshape(()) if isinstance(x, Tensor) else x
 
@@ -93,7 +95,7 @@ def step_group(number: int, group: dict, slots: list[Slot], mask: Tensor | None,
     _step_fused(group, fast, mask)
     for over, members in plain.items():
         for batch in _batches(group, members, together=bool(over)):
-            seens = [None if probe is None else {} for _ in batch]
+            seens: list[dict[str, Tensor] | None] = [None if probe is None else {} for _ in batch]
             updates = [_update(group, bucket, seen) for bucket, seen in zip(batch, seens)]
             results = sharding.run_split(updates, over) if over else map(run, updates)
             for bucket, result, seen in zip(batch, results, seens):
@@ -133,7 +135,8 @@ def _batches(group: dict, slots: list[Slot], together: bool) -> Iterator[list[li
                 stacks.append([])
             stacks[-1].append(piece)
 
-    batch, size = [], 0
+    batch: list[list[Slot]] = []
+    size = 0
     for bucket in (bucket for stacks in buckets.values() for bucket in stacks):
         more = len(bucket) * math.prod(extent(bucket[0]))
         if batch and (not together or size + more > budget):
@@ -166,7 +169,7 @@ def regions(shape: Sequence[int], dim: int | None, most: int) -> Iterator[tuple[
     yield from product(*starts)
 
 
-def _update(group: dict, bucket: list[Slot], seen: dict | None) -> Update:
+def _update(group: dict, bucket: list[Slot], seen: dict[str, Tensor] | None) -> Update:
     """``algorithm.update`` for a bucket, vectors last; a stack of tensors is one tensor with one more dimension in front."""
     rule, first, many = rule_of(group, bucket[0].p), bucket[0], len(bucket) > 1
     axis = rule.dim
@@ -177,9 +180,11 @@ def _update(group: dict, bucket: list[Slot], seen: dict | None) -> Update:
         return torch.stack(rows) if many else rows[0].contiguous()
 
     column = (-1, *(1,) * first.p.ndim)
-    t, key, index = first.t, 0, None
+    t = first.t
+    key: int | Tensor = 0
+    index: Tensor | None = None
     if many and isinstance(t, Tensor):
-        t = torch.stack([slot.t for slot in bucket]).reshape(column)
+        t = torch.stack([slot.step for slot in bucket]).reshape(column)  # slot.t is slot.step there
     if rule.pmen is not None:
         places = [sharding.global_index(slot.p, slot.region) for slot in bucket]
         index = stack(places)
@@ -197,7 +202,7 @@ def _finish(
     result: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     probe: Diagnostics | None,
-    seen: dict | None,
+    seen: dict[str, Tensor] | None,
 ) -> None:
     """Write the new values into the parameter and the state, and what was seen into the diagnostics."""
     rule = rule_of(group, bucket[0].p)
@@ -206,7 +211,7 @@ def _finish(
         for slot, value in zip(bucket, new.unbind() if len(bucket) > 1 else [new]):
             old = getattr(slot, kept)
             old.copy_(value if mask is None else torch.where(mask, value.to(old.dtype), old))
-    if probe is not None:
+    if probe is not None and seen is not None:
         probe.add(number, group, rule, bucket[0].t, [slot.p for slot in bucket], seen)
 
 
@@ -249,17 +254,17 @@ def _step_fused(group: dict, slots: list[Slot], mask: Tensor | None) -> None:
     for device, members in by_device.items():
         from .fused import fused_step
 
-        def on_device(x: int | float | Tensor, device=device) -> int | float | Tensor:
+        def on_device(x: float | Tensor | None, device: torch.device = device) -> Any:
             """A kernel on an accelerator reads tensors that live there; everything else is a number."""
             return x.item() if isinstance(x, Tensor) and (x.device != device or device.type == "cpu") else x
 
         rule = rule_of(group, members[0].p)
+        w, g, m, v = ([getattr(slot, x) for slot in members] for x in ("w", "g", "m", "v"))
         fused_step(
-            *([getattr(slot, x) for slot in members] for x in ("w", "g", "m", "v")),
-            [on_device(slot.t) for slot in members],
+            w, g, m, v, [on_device(slot.t) for slot in members],
             lr=on_device(rule.lr), beta1=rule.beta1, beta2=rule.beta2, eps_gate=rule.eps_gate, eps_num=rule.eps_num, a=rule.a,
             weight_decay_factor=on_device(rule.decay), unit=rule.dim is not None, tangent=rule.tangent, smgc=rule.smgc,
             pmen=rule.pmen, pmen_keys=[pmen_key(rule.pmen.seed, slot.name) if rule.pmen else 0 for slot in members],
-            index_offsets=[sharding.index_offset(slot.p) if rule.pmen else 0 for slot in members],
+            index_offsets=[sharding.index_offset(slot.p) or 0 if rule.pmen else 0 for slot in members],
             cap=on_device(rule.cap), maximize=group["maximize"], mask=mask,
         )  # fmt: skip

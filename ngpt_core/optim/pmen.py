@@ -18,6 +18,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from numbers import Integral
 from operator import index
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ class PMEN:
     every: int = 1
     seed: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         def rule(holds: bool, text: str) -> None:
             if not holds:
                 raise ValueError(f"PMEN: {text}")
@@ -74,6 +75,10 @@ class PMEN:
             value = getattr(self, name)
             rule(is_count(value, 1), f"{name} counts steps from 1: an integer >= 1, got {value!r}.")
 
+    @overload
+    def due(self, t: int) -> bool: ...
+    @overload
+    def due(self, t: Tensor) -> Tensor: ...
     def due(self, t: int | Tensor) -> bool | Tensor:
         """Whether step t is one of the selected steps; a tensor t (a counter on the device) gives a tensor."""
         return (t >= self.start) & ((t - self.start) % self.every == 0)
@@ -112,7 +117,11 @@ def key(seed: int, name: str) -> int:
 _32 = 0xFFFFFFFF
 
 
-def _mix(x):
+@overload
+def _mix(x: int) -> int: ...
+@overload
+def _mix(x: Tensor) -> Tensor: ...
+def _mix(x: int | Tensor) -> int | Tensor:
     """A bijection of the 32-bit integers that scatters them (shifts and odd multipliers); int, or int64 tensor.
 
     The product of two 32-bit numbers may pass int64's range: it then wraps modulo 2^64, which leaves the low 32 bits exact.

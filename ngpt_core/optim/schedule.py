@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from itertools import pairwise
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -31,22 +32,24 @@ from ..checks import is_count, is_number, is_within
 __all__ = ["SCHEDULES", "Schedule", "area", "cosine", "linear", "log_decay", "match_auc", "warmup_before", "wsd"]
 
 Progress = float | np.ndarray | Tensor
-Decay = Callable[[Progress], Progress]
+R = TypeVar("R", float, np.ndarray, Tensor)
+P = ParamSpec("P")
+Decay = Callable[[R], R]  # for a number a number, for an array an array, for a tensor a tensor
 
 
 # ---- functions of the progress r -------------------------------------------------------------------------------------
-def _of_progress(schedule: Callable) -> Callable:
+def _of_progress(schedule: Callable[Concatenate[Any, P], Any]) -> Callable[Concatenate[R, P], R]:
     """Check r and the range of eta; a number gives a float, an array an array, a tensor a tensor."""
 
     @wraps(schedule)
-    def checked(r: Progress, *args, **kwargs) -> Progress:
+    def checked(r: R, *args: P.args, **kwargs: P.kwargs) -> R:
         x = r.detach().cpu().double().numpy() if isinstance(r, Tensor) else r
         fits = is_number(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "fiu")
-        x = np.asarray(x if fits else math.nan, dtype=np.float64)
-        if not np.all((x >= -1e-9) & (x <= 1 + 1e-9)):
+        at = np.asarray(x if fits else math.nan, dtype=np.float64)
+        if not np.all((at >= -1e-9) & (at <= 1 + 1e-9)):
             what = "a number, or an array or tensor of them,"
             raise ValueError(f"{schedule.__name__}: the progress r = t/T, {what} must be in [0, 1]; got {r!r}.")
-        eta = schedule(np.clip(x, 0.0, 1.0), *args, **kwargs)
+        eta = schedule(np.clip(at, 0.0, 1.0), *args, **kwargs)
         if isinstance(r, Tensor):
             return torch.as_tensor(eta, dtype=r.dtype if r.is_floating_point() else None, device=r.device)
         return eta if isinstance(r, np.ndarray) else float(eta)
@@ -137,7 +140,7 @@ def _decay(decay: Decay | str) -> Decay:
     return SCHEDULES[decay] if isinstance(decay, str) else decay
 
 
-def warmup_before(schedule: Decay | str, share: float = 0.1) -> Decay:
+def warmup_before(schedule: Decay | str, share: float = 0.1) -> Callable[[R], R]:
     """A linear warmup to schedule(0) over the first ``share`` of training, and the schedule over the rest (figure 3).
 
     ``schedule`` is a function of r or its name, as ``Schedule`` takes it; returns a function of r. With t_warmup = share T,
@@ -206,7 +209,7 @@ class Scaled:
     schedule: Decay
     scale: float
 
-    def __call__(self, r: Progress) -> Progress:
+    def __call__(self, r: R) -> R:
         return self.scale * self.schedule(r)
 
 
@@ -277,7 +280,7 @@ class Schedule:
         t0, r0 = self._anchor
         return min(1.0, r0 + (1.0 - r0) * (t - t0) / (self.total_steps - t0))
 
-    def at(self, t: int) -> list[tuple[float, float | None]]:
+    def at(self, t: int) -> list[tuple[float, float | Tensor | None]]:
         """(lr, cap) of every group at step t, without writing them: for plots and plans."""
         r = self.progress(t)
         eta, cap_factor = self.eta(r), _warmup(r, self.cap_warmup)

@@ -8,7 +8,8 @@ many tensors in one message. Gloo or NCCL, even, uneven and empty shards alike.
     offset         where the shard begins in the full tensor, along each of its dimensions
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,13 @@ from torch import Tensor
 
 from .algorithm import Update
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 Groups = tuple["dist.ProcessGroup", ...]
 
 
-def is_dtensor(x: Tensor) -> bool:
+def is_dtensor(x: Tensor) -> TypeGuard["DTensor"]:
     return hasattr(x, "device_mesh")  # importing DTensor to ask costs half a second that a single process need not pay
 
 
@@ -28,15 +32,14 @@ def local(x: Tensor) -> Tensor:
     return x.to_local() if is_dtensor(x) else x
 
 
-def local_grad(p: Tensor) -> Tensor:
-    """The gradient of this rank's piece: a partial or differently placed gradient is brought to the parameter's placement."""
-    g = p.grad
-    if is_dtensor(p) and g.placements != p.placements:
+def local_grad(p: Tensor, g: Tensor) -> Tensor:
+    """This rank's piece of g, the gradient of p: one that is partial or placed differently is brought to p's placement."""
+    if is_dtensor(p) and is_dtensor(g) and g.placements != p.placements:
         g = g.redistribute(p.device_mesh, p.placements)
     return local(g)
 
 
-def _groups(p: Tensor, wanted) -> Groups:
+def _groups(p: Tensor, wanted: Callable[[object], bool]) -> Groups:
     """The process groups of the mesh dims (of more than one rank) whose placement is ``wanted``."""
     if not is_dtensor(p):
         return ()
@@ -102,7 +105,7 @@ def run_split(updates: Sequence[Update], groups: Groups) -> list[tuple[Tensor, T
         asked, results = [], []
         for one, answer in zip(updates, sums):
             try:
-                asked.append(one.send(answer))
+                asked.append(next(one) if answer is None else one.send(answer))
             except StopIteration as end:
                 results.append(end.value)
         if results:

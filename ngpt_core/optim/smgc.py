@@ -39,7 +39,7 @@ class SMGC:
     s_min: float = 1e-10
     start: int = 500
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         def rule(holds: bool, text: str) -> None:
             if not holds:
                 raise ValueError(f"SMGC: {text}")
@@ -84,7 +84,7 @@ def growth_clip(
     # a small s_min. A k on the device is float32, where 1 - beta2^k would lose digits.
     if isinstance(k, Tensor):
         log = math.log(beta2) if beta2 > 0 else -1e4  # a finite one: 0^0 is 1
-        floor = torch.sqrt(-torch.expm1(k * log)) * s_min
+        floor: float | Tensor = torch.sqrt(-torch.expm1(k * log)) * s_min
     else:
         floor = math.sqrt(1 - beta2**k) * s_min
     root = torch.clamp_min(v.sqrt(), floor)  # app. C, eq. v_bar, as sqrt(v_bar)

@@ -61,7 +61,7 @@ def _start(folder: Path, part: Part, preset: str, steps: int, *flags: str) -> su
 
 def _train(out: Path, parts: tuple[Part, ...], preset: str, steps: int, *flags: str) -> list[LoggedRun]:
     """Train the parts, two at the same time, with a line now and then; an error of any ends the demo."""
-    waiting, running, failed = list(parts), {}, None
+    waiting, running, failed = list(parts), dict[str, subprocess.Popen](), None
     try:
         while failed is None and (waiting or any(process.poll() is None for process in running.values())):
             while waiting and sum(process.poll() is None for process in running.values()) < 2:
@@ -187,7 +187,7 @@ def demo(out: str | None, minutes: float, preset: str) -> int:
         raise ValueError(f"{folder} is not empty: choose another --out, or remove it first.")
     if not 0 < minutes < math.inf:
         raise ValueError(f"--minutes must be above 0, and finite; got {minutes}.")
-    named_preset(preset)  # a slip is told before anything is written
+    named_preset(preset)  # an unknown name is reported before anything is written
     (folder / "calibration").mkdir(parents=True, exist_ok=True)
     corpus = embedded()
     print(f"corpus: embedded (CPython source), {corpus.manifest['tokens']:,} tokens, checksum {corpus.checksum[:12]}")

@@ -24,7 +24,7 @@ __all__ = ["SECTIONS"]
 GREY = COLORS["grey"]
 
 
-def _figure(x: str, y: str, **layout):
+def _figure(x: str, y: str, **layout: object) -> go.Figure:
     figure = go.Figure(layout={"template": TEMPLATE, "height": 420})
     figure.update_xaxes(title=x)
     figure.update_yaxes(title=y)
@@ -36,7 +36,7 @@ def _colors(runs: list[LoggedRun]) -> dict[str, str]:
     return {run.name: palette[i % len(palette)] for i, run in enumerate(runs)}
 
 
-def loss_figure(runs: list[LoggedRun], x: str):
+def loss_figure(runs: list[LoggedRun], x: str) -> go.Figure:
     colors = _colors(runs)
     figure = _figure({"tokens": "training tokens", "time": "seconds of training"}[x], "loss (nats per token)")
     for run in runs:
@@ -56,7 +56,7 @@ def loss_figure(runs: list[LoggedRun], x: str):
     return figure.update_yaxes(range=[low - 0.05 * (high - low), high])
 
 
-def s_z_figure(runs: list[LoggedRun]):
+def s_z_figure(runs: list[LoggedRun]) -> go.Figure:
     figure, colors = _figure("step (logarithmic)", "mean of s_z", xaxis={"type": "log"}), _colors(runs)
     for run in runs:
         t, s_z = run.series("s_z", "step")
@@ -75,7 +75,7 @@ def _looked(run: LoggedRun) -> list[dict]:
     return [r for r in run.records if r.get("diagnostics")]
 
 
-def histogram_figure(runs: list[LoggedRun]):
+def histogram_figure(runs: list[LoggedRun]) -> go.Figure:
     """log10 sqrt(v_hat) of all coordinates at the last diagnostics, and the gate over the same axis."""
     figure, colors = _figure("log10 sqrt(v_hat)", "coordinates"), _colors(runs)
     edges = np.array(Diagnostics().edges)
@@ -98,7 +98,7 @@ def histogram_figure(runs: list[LoggedRun]):
     return figure.update_layout(yaxis2=side, xaxis={"range": [-14, 0]})
 
 
-def zero_figure(runs: list[LoggedRun]):
+def zero_figure(runs: list[LoggedRun]) -> go.Figure:
     figure, colors = _figure("step", "coordinates with zero gradient / d_model"), _colors(runs)
     for run in runs:
         looked, d = _looked(run), run.config["model"]["d_model"]
@@ -110,7 +110,7 @@ def zero_figure(runs: list[LoggedRun]):
     return figure
 
 
-def angle_figure(runs: list[LoggedRun]):
+def angle_figure(runs: list[LoggedRun]) -> go.Figure:
     """The mean and the largest angle of the vectors that the cap holds, and the cap."""
     figure, colors = _figure("step", "degrees"), _colors(runs)
     for run in runs:
@@ -132,7 +132,7 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def alpha_figure(runs: list[LoggedRun]):
+def alpha_figure(runs: list[LoggedRun]) -> go.Figure:
     figure = _figure("block", "mean |alpha|")
     for run in runs:
         looked = [r for r in run.records if "alpha" in r]
@@ -143,7 +143,7 @@ def alpha_figure(runs: list[LoggedRun]):
     return figure
 
 
-def router_figure(runs: list[LoggedRun]):
+def router_figure(runs: list[LoggedRun]) -> go.Figure:
     """The largest load of an expert over the mean, by MoE layer; 1 is perfect balance."""
     figure = _figure("step", "largest load / mean load")
     for run in runs:
@@ -158,7 +158,7 @@ def router_figure(runs: list[LoggedRun]):
     return figure
 
 
-def grad_figure(runs: list[LoggedRun]):
+def grad_figure(runs: list[LoggedRun]) -> go.Figure:
     figure, colors = _figure("step", "gradient norm", yaxis={"type": "log"}), _colors(runs)
     for run in runs:
         t, norm = run.series("grad_norm", "step")

@@ -11,15 +11,13 @@ from .trained import open_model, pick_device
 __all__ = ["generate"]
 
 
-def generate(folder: str, prompt: str, max_new_tokens: int, seed: int, device: str, **sampling) -> Iterator[str]:
+def generate(folder: str, prompt: str, max_new_tokens: int, seed: int, device: str, **sampling: object) -> Iterator[str]:
     """The prompt, then the text as it is written."""
     with room_for("writing", "Lower --max-new-tokens, shorten the prompt, or use --device cpu."):
         yield from _write(folder, prompt, max_new_tokens, seed, pick_device(device), sampling)
 
 
-def _write(
-    folder: str, prompt: str, max_new_tokens: int, seed: int, device: torch.device, sampling: dict[str, object]
-) -> Iterator[str]:
+def _write(folder: str, prompt: str, max_new_tokens: int, seed: int, device: torch.device, sampling: dict) -> Iterator[str]:
     model, tokenizer = open_model(folder, device)
     if not prompt:
         raise ValueError("--prompt must hold at least one character: the model continues a text.")
@@ -31,8 +29,7 @@ def _write(
         raise ValueError(f"--prompt {prompt!r} has no tokens: its tokenizer drops all of it. Add a word.")
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"--seed must be an integer of at most 63 bits; got {seed}.")
-    stop = [] if tokenizer.end_of_text is None else tokenizer.end_of_text
     generator = torch.Generator(device).manual_seed(seed)
-    new = model.stream(tokens, max_new_tokens, stop=stop, generator=generator, **sampling)
+    new = model.stream(tokens, max_new_tokens, stop=tokenizer.end_of_text, generator=generator, **sampling)
     yield prompt
     yield from stream_text(tokenizer, (i for i in map(int, new) if i != tokenizer.end_of_text), tokens[0].tolist())

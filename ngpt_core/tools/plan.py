@@ -90,8 +90,8 @@ def _kept(c: ModelConfig, letter: str, how: str) -> float:
         products = 2 * c.d_inner + 2 * c.groups * c.state + c.mamba_heads + d
         others = 3 * c.d_inner + 4 * c.groups * c.state + c.d_inner * c.state / max(c.chunk, 1)
     elif letter == "*":
-        products = (2 * c.n_heads + 2 * c.n_kv_heads) * c.head_dim + d
-        others = (2 * c.n_heads + 2 * c.n_kv_heads) * c.head_dim
+        others = (2 * c.n_heads + 2 * (c.n_kv_heads or 0)) * (c.head_dim or 0)
+        products = others + d
     elif letter == "E":
         products = c.top_k * (c.expert_ff + d) + c.shared_ff + d
         others = c.top_k * (c.expert_ff + 2 * d) + c.shared_ff + 4 * c.n_experts
@@ -111,10 +111,10 @@ def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
     state = state_bytes(model, config, ranks)
     tokens = (config.micro_batch or config.batch_size // ranks) * config.seq_len
     d, counts = model.d_model, {letter: model.pattern.count(letter) for letter in "M*-E"}
-    how, again = config.activation_checkpointing, 0
+    how = config.activation_checkpointing
     kept = sum(n * _kept(model, letter, how) for letter, n in counts.items())
-    if how != "none":  # the block that is computed again
-        again = max(_kept(model, letter, "none") for letter, n in counts.items() if n)
+    of_block = [_kept(model, letter, "none") for letter, n in counts.items() if n]
+    again = 0 if how == "none" else max(of_block)  # for the block that is computed again
     total, _ = count_parameters(model)
     biggest = max(_block_parameters(model).values()) / config.expert_parallel
     chunk = min(max(256, d), tokens)
@@ -145,7 +145,7 @@ def _block_parameters(model: ModelConfig) -> dict[str, int]:
 def alternatives(model: ModelConfig, config: TrainConfig, ranks: int, room: int) -> list[str]:
     """What would make a run fit that does not: each change alone where it suffices, then all of them on more GPUs."""
     found = []
-    changes = {
+    changes: dict[str, dict] = {
         "--activation-checkpointing full": {"activation_checkpointing": "full"},
         "--micro-batch 1": {"micro_batch": 1},
         "--micro-batch 1 --activation-checkpointing full": {"micro_batch": 1, "activation_checkpointing": "full"},
@@ -224,7 +224,7 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
     tokens = steps * config.batch_size * config.seq_len
     there = _on(card, config)
     count, flops, need = count_parameters(model), flops_per_token(model, config.seq_len), memory(model, there, gpus)
-    peak = card.bf16 if there.precision == "bf16" else card.fp32
+    peak = card.peak if there.precision == "bf16" else card.fp32
     seconds = tokens * flops / (gpus * peak * mfu)
     room = _room(gpu)
     fits = need.total <= room
@@ -280,7 +280,7 @@ def _rates(model: ModelConfig, config: TrainConfig, steps: int) -> list[str]:
         net = LanguageModel(model)
     kinds: dict[tuple, set[str]] = {}
     for row in recipe.table(net, steps, recipe_numbers(config, model, steps)):
-        kinds.setdefault((row["lr"], row["warmup"]), set()).add(".".join(row["name"].split(".")[-2:]).removesuffix(".weight"))
+        kinds.setdefault((row.lr, row.warmup), set()).add(".".join(row.name.split(".")[-2:]).removesuffix(".weight"))
     lines = []
     for (lr, warmup), names in sorted(kinds.items(), key=lambda item: -item[0][0]):
         start = f"  {lr:<10.3g}{f'warmup {warmup:.0%}' if warmup else '':<13}"

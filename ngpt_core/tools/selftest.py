@@ -31,6 +31,7 @@ from ..optim.smgc import SMGC
 __all__ = ["Row", "format_rows", "main", "run"]
 
 Result = list[Tensor]
+Twin = Callable[[], Result]  # a fast path, or the slow one beside it
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ def _error(fast: Result, slow: Result) -> float:
     return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
-def _compare(name: str, fast: Callable[[], Result], slow: Callable[[], Result], tolerance: float, device, note="") -> Row:
+def _compare(name: str, fast: Twin, slow: Twin, tolerance: float, device: torch.device, note: str = "") -> Row:
     error = _error(fast(), slow())  # the first calls also compile, allocate and warm up
-    times: dict[Callable, list[float]] = {fast: [], slow: []}
+    times: dict[Twin, list[float]] = {fast: [], slow: []}
     for _ in range(5):
         for which in (fast, slow):  # interleaved: what else the machine does hits both
             start = _now(device)
@@ -88,7 +89,7 @@ def _optimizer(device: torch.device) -> Row:
     gradients = [(10 ** (4 * torch.rand(512, 1, generator=draw) - 9) * torch.randn(512, 384, generator=draw)) for _ in range(8)]
     gradients = [g.masked_fill(torch.rand(512, 1, generator=draw) < 0.1, 0.0).to(device) for g in gradients]
 
-    kinds = {  # rows as the recipe has them, rows with what it leaves out, coordinates
+    kinds: dict[str, dict] = {  # rows as the recipe has them, rows with what it leaves out, coordinates
         "rows": dict(unit_dim=-1, cap=0.0175, pmen=PMEN()),
         "others": dict(unit_dim=-1, pmen=PMEN(profile="smooth", reference="adam"), a=0.3, maximize=True, weight_decay=0.1),
         "coordinates": dict(a=1.0, weight_decay=0.1),
@@ -132,7 +133,7 @@ def _scans(device: torch.device) -> Iterator[Row]:
     A = -torch.exp(torch.rand(H, generator=draw))
     inputs, documents = [t.to(device) for t in (x, dt, A, B, C, D, S)], _packed(b, T, device)
 
-    def scan(form: Callable) -> Callable[[], Result]:
+    def scan(form: Callable) -> Twin:
         return lambda: _with_gradients(lambda *t: torch.cat([part.flatten() for part in form(*t, documents)]), *inputs)
 
     yield _compare("scan: chunked / recurrence", scan(ssd_chunked), scan(ssd_recurrent), 1e-4, device)
@@ -153,7 +154,7 @@ def _convolutions(device: torch.device) -> Iterator[Row]:
         lengths = documents[0].bincount().tolist()
         return torch.cat([by_torch(part, w, bias) for part in x.split(lengths, 1)], 1)
 
-    def by(form: Callable, *packed: Tensor | None) -> Callable[[], Result]:
+    def by(form: Callable, *packed: Tensor | None) -> Twin:
         return lambda: _with_gradients(lambda *t: form(*t, *packed), x, w, bias)
 
     yield _compare("convolution: ours / torch's", by(causal_conv), by(by_torch), 1e-4, device)
@@ -173,18 +174,18 @@ def _experts(device: torch.device) -> Row:
         h = sphere.random(2, 256, d).to(device, dtype)
 
     def loop(h: Tensor) -> Tensor:
-        x = h * layer.s_moe()
+        x = h * layer.get_submodule("s_moe")()
         _, chosen, weights = layer.router(x)
         x, chosen, weights = (t.flatten(0, 1) for t in (x, chosen, weights))
-        out, s_u = torch.zeros_like(x), layer.experts.s_u()
+        out, s_u = torch.zeros_like(x), layer.get_submodule("experts.s_u")()
         for e, (up, down) in enumerate(zip(layer.experts.up.unbind(), layer.experts.down.unbind())):
             token, place = (chosen == e).nonzero(as_tuple=True)
             y = F.relu(F.linear(x[token], up) * s_u).square() @ down
             out = out.index_add(0, token, y * weights[token, place, None].to(dtype))
         return out.view_as(h)
 
-    def with_weights(form: Callable[[Tensor], Tensor]) -> Callable[[], Result]:
-        weights = [layer.experts.up, layer.experts.down, layer.experts.s_u.weight, layer.router.weight]
+    def with_weights(form: Callable[[Tensor], Tensor]) -> Twin:
+        weights = [layer.get_parameter(name) for name in ("experts.up", "experts.down", "experts.s_u.weight", "router.weight")]
 
         def run() -> Result:
             x = h.clone().requires_grad_()

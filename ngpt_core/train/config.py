@@ -13,13 +13,14 @@ import ast
 import inspect
 import json
 import math
+import sys
 import types
-import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -152,16 +153,16 @@ class TrainConfig:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"--{_flag(name)} must be an integer, at least {least}; got {value!r}.")
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, as config.json has them."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> "TrainConfig":
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrainConfig":
         """From plain values; a name that is no field is an error that lists the fields."""
         return cls(**_typed(cls, values))
 
-    def with_values(self, values: Mapping[str, object]) -> "TrainConfig":
+    def with_values(self, values: Mapping[str, Any]) -> "TrainConfig":
         """A copy with these values changed."""
         return replace(self, **_typed(type(self), values))
 
@@ -178,7 +179,7 @@ def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _typed(cls: type, values: Mapping[str, object]) -> dict[str, object]:
+def _typed(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` with lists turned to tuples; a name that is no field is an error that lists the fields."""
     known = {f.name for f in fields(cls)}
     if unknown := sorted(set(values) - known):
@@ -189,26 +190,26 @@ def _typed(cls: type, values: Mapping[str, object]) -> dict[str, object]:
 @cache
 def field_help(cls: type) -> dict[str, str]:
     """Field -> the text that stands under it in the source: written once, read in the file, in ``--help`` and in the book."""
-    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0].body
+    [body] = [n.body for n in ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body if isinstance(n, ast.ClassDef)]
     return {
-        node.target.id: " ".join(text.value.value.replace("``", "").split())
+        ast.unparse(node.target): " ".join(ast.literal_eval(text.value).replace("``", "").split())
         for node, text in pairwise(body)
         if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     }
 
 
-def _parser_of(kind: object) -> tuple[object, bool]:
+def _parser_of(kind: Any) -> tuple[Callable[[str], Any], bool]:
     """(the callable that parses one value of a flag, whether it takes several) for a field's type."""
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        plain = next(k for k in typing.get_args(kind) if k is not type(None))
+    if get_origin(kind) in (types.UnionType, Union):
+        plain = next(k for k in get_args(kind) if k is not type(None))
 
         def convert(text: str) -> object:
             return None if text.lower() == "none" else plain(text)
 
         convert.__name__ = f"{plain.__name__} or none"  # argparse names it: invalid int or none value: 'abc'
         return convert, False
-    if typing.get_origin(kind) is tuple:
-        return typing.get_args(kind)[0], True
+    if get_origin(kind) is tuple:
+        return get_args(kind)[0], True
     return kind, False
 
 
@@ -223,32 +224,33 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         ("the run", TrainConfig, fields(TrainConfig)),
         ("the model (default: the preset's)", ModelConfig, _OF_MODEL),
     ):
-        group, helps, hints = parser.add_argument_group(title), field_help(cls), typing.get_type_hints(cls)
+        group, helps, hints = parser.add_argument_group(title), field_help(cls), get_type_hints(cls)
         for f in own:
             convert, many = _parser_of(hints[f.name])
             text = helps[f.name].replace("%", "%%")
             if cls is TrainConfig and f.name != "out":
-                text += f" (default: {' '.join(f.default) if many else f.default})"
-            options = {"dest": f.name, "help": text, "default": argparse.SUPPRESS}
+                default = getattr(cls, f.name)
+                text += f" (default: {' '.join(default) if many else default})"
+            options: dict[str, Any] = {"dest": f.name, "help": text, "default": argparse.SUPPRESS}
             if convert is bool:
                 group.add_argument(f"--{_flag(f.name)}", action=argparse.BooleanOptionalAction, **options)
             else:
-                length = {"nargs": "+"} if many else {}
-                group.add_argument(f"--{_flag(f.name)}", type=convert, metavar=f.name.upper(), **length, **options)
+                options |= {"nargs": "+"} if many else {}
+                group.add_argument(f"--{_flag(f.name)}", type=convert, metavar=f.name.upper(), **options)
 
 
-def read_file(path: str) -> dict[str, object]:
+def read_file(path: str) -> dict[str, Any]:
     """A flat TOML or JSON file of settings, named as the fields are."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         if path.endswith(".json"):
             values = json.loads(text)
-        else:
-            try:
-                import tomllib  # Python 3.11
-            except ImportError:
-                raise ValueError(f"this Python reads no TOML ({path}): write the settings as JSON.") from None
+        elif sys.version_info >= (3, 11):
+            import tomllib
+
             values = tomllib.loads(text)
+        else:
+            raise ValueError(f"this Python reads no TOML ({path}): write the settings as JSON.")
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as settings: {error}") from None
     if not isinstance(values, dict):
@@ -259,7 +261,7 @@ def read_file(path: str) -> dict[str, object]:
     return dict(zip(names, values.values()))
 
 
-def given(args: argparse.Namespace) -> tuple[dict[str, object], dict[str, object]]:
+def given(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the user said, file first and flags on top: (settings of the run, settings of the model with ``preset``)."""
     values = read_file(args.config) if args.config else {}
     values |= {k: v for k, v in vars(args).items() if k in _RUN or k in _MODEL}
@@ -274,7 +276,7 @@ _RUN = {f.name for f in fields(TrainConfig)}
 _MODEL = {f.name for f in _OF_MODEL} | {"preset", "normalized"}
 
 
-def model_config(values: Mapping[str, object]) -> ModelConfig:
+def model_config(values: Mapping[str, Any]) -> ModelConfig:
     """The preset with what was said on top."""
     values = dict(values)
     name, normalized = values.pop("preset", "pico"), values.pop("normalized", True)
@@ -286,11 +288,11 @@ def recipe_numbers(config: TrainConfig, model: ModelConfig, steps: int | None = 
 
     The trainer looks at every gradient itself, and stops before the update: the optimizer need not look again.
     """
-    kind = recipe.Settings if model.normalized else recipe.Baseline
+    numbers: recipe.Settings | recipe.Baseline
     if model.normalized:
-        numbers = kind(pmen=PMEN(seed=config.seed), nonfinite="off")
+        numbers = recipe.Settings(pmen=PMEN(seed=config.seed), nonfinite="off")
     else:
-        numbers = kind(tokens_per_step=float(config.batch_size * config.seq_len))
+        numbers = recipe.Baseline(tokens_per_step=float(config.batch_size * config.seq_len))
     if config.scaled and steps is not None:
         numbers = recipe.scaled(model, steps, numbers)
     for item in config.recipe:
@@ -345,10 +347,10 @@ def check_length(config: TrainConfig, model: ModelConfig) -> None:
         raise ValueError(f"--seq-len {config.seq_len} is longer than --max-seq-len {model.max_seq_len}: lower it.")
 
 
-def _changed(numbers: object, name: str, text: str) -> object:
+def _changed(numbers: Any, name: str, text: str) -> Any:
     """``numbers`` with the field of that name, or of that part of a field (``smgc.R``), set to what the text says."""
     name, dot, rest = name.partition(".")
-    hints = typing.get_type_hints(type(numbers))
+    hints = get_type_hints(type(numbers))
     if name not in hints:
         raise ValueError(f"want NAME=VALUE with a NAME of {', '.join(hints)}.")
     old = getattr(numbers, name)
@@ -361,13 +363,13 @@ def _changed(numbers: object, name: str, text: str) -> object:
     return replace(numbers, **{name: _changed(old, rest, text) if dot else _number(text, hints[name])})
 
 
-def _number(text: str, kind: object) -> object:
+def _number(text: str, kind: Any) -> object:
     """A value of the recipe from text: none, true, false, a name, a number, or two numbers with a comma."""
     if text.lower() in ("none", "true", "false"):
         return {"none": None, "true": True, "false": False}[text.lower()]
-    if str in (kind, *typing.get_args(kind)):
+    if str in (kind, *get_args(kind)):
         return text
-    shape = typing.get_origin(kind) or kind
+    shape = get_origin(kind) or kind
     try:
         if shape is tuple:
             return tuple(map(float, text.split(",")))
@@ -379,7 +381,7 @@ def _number(text: str, kind: object) -> object:
     raise ValueError(f"want {want}; got {text!r}.")
 
 
-def run_defaults(model: ModelConfig) -> dict[str, object]:
+def run_defaults(model: ModelConfig) -> dict[str, Any]:
     """Batch and length for models of the ladder (the paper does not give its own): 4M tokens a step. Others: TrainConfig's."""
     return {"batch_size": 512, "seq_len": 8192} if model.name in LADDER else {}
 

@@ -9,6 +9,7 @@ Symbols: P ranks that share the experts of a layer; E experts; N rows (token, ex
 
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from ..nn.moe import Experts
+from ..optim.sharding import local
 
 __all__ = ["cut_experts", "divide_experts"]
 
@@ -28,7 +30,7 @@ def divide_experts(experts: Experts, mesh: DeviceMesh) -> None:
     for name in ("up", "down"):
         part = distribute_tensor(getattr(experts, name).detach(), axis, [Shard(0)], src_data_rank=None)
         setattr(experts, name, nn.Parameter(part))
-    experts.forward = partial(_exchange, experts, axis)
+    experts.forward = partial(_exchange, experts, axis)  # type: ignore[method-assign]  # of this one module, not of its class
 
 
 def _exchange(experts: Experts, axis: DeviceMesh, x: Tensor, counts: Tensor) -> Tensor:
@@ -51,15 +53,14 @@ def _exchange(experts: Experts, axis: DeviceMesh, x: Tensor, counts: Tensor) -> 
     place[order] = torch.arange(len(order), device=x.device)
 
     first = axis.get_local_rank() * mine
-    s_u = experts.s_u
-    if s_u is not None and experts.config.s_u_per_expert:
-        rows = s_u()[first : first + mine]
-        s_u = lambda: rows  # noqa: E731
-    here = SimpleNamespace(up=experts.up.to_local(), down=experts.down.to_local(), s_u=s_u)
+    here: Any = SimpleNamespace(up=local(experts.up), down=local(experts.down), s_u=experts.s_u)  # all that forward reads
+    if experts.s_u is not None and experts.config.s_u_per_expert:
+        rows = experts.s_u()[first : first + mine]
+        here.s_u = lambda: rows
     y = Experts.forward(here, x[order], received.sum(0).to(counts.dtype))
     return all_to_all(y[place].contiguous(), to, come, group)
 
 
 def cut_experts(p: nn.Parameter, shards: int) -> Shard:
     """Experts [E_local, ff, d] are cut along E, or along ff where E does not divide: rows stay whole either way."""
-    return Shard(1) if p.ndim == 3 and p.to_local().shape[0] % shards and p.shape[1] % shards == 0 else Shard(0)
+    return Shard(1) if p.ndim == 3 and local(p).shape[0] % shards and p.shape[1] % shards == 0 else Shard(0)

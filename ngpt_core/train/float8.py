@@ -38,7 +38,7 @@ class Float8Products(TorchFunctionMode):
         self.mm_config = LinearMMConfig(*(ScaledMMConfig(emulate, gemm.use_fast_accum, False, False) for gemm in gemms))
         self.multiply, self.count = matmul_with_hp_or_float8_args.apply, 0
 
-    def __torch_function__(self, func: Callable, types, args: tuple = (), kwargs: dict | None = None):
+    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         if func is F.linear and len(args) == 2 and not kwargs and self._fits(*args):
             return self._product(args[0], args[1].t())
         if func in _MATMULS and len(args) == 2 and self._fits(*args):
@@ -60,7 +60,7 @@ def in_float8(forward: Callable, mode: Float8Products) -> Callable:
     """``forward`` with its products in float8."""
 
     @wraps(forward)
-    def wrapped(*args, **kwargs):
+    def wrapped(*args: object, **kwargs: object) -> object:
         with mode:
             return forward(*args, **kwargs)
 

@@ -19,7 +19,7 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> float:
     scan = Q / 2 * c.groups * c.state + Q / 2 * c.d_inner + 2 * c.d_inner * c.state  # C B^T; times x; states in and out
     mamba = (2 * c.d_inner + 2 * c.groups * c.state + c.mamba_heads + c.d_inner) * d + scan
     mlp = (3 if c.activation == "swiglu" else 2) * c.ff * d
-    entries = c.vocab_size * d
+    entries: float = c.vocab_size * d
     for letter, size in {"M": mamba, "*": attention, "-": mlp, "E": E_active}.items():
         entries += c.pattern.count(letter) * size
     return 6.0 * entries

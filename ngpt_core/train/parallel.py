@@ -18,13 +18,16 @@ are summed in one message (``Parallel.finish_gradients``).
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from ..nn.model import LanguageModel
 from ..nn.moe import Experts
@@ -33,6 +36,9 @@ from .config import TrainConfig
 from .expert_parallel import cut_experts, divide_experts
 from .float8 import Float8Products, in_float8
 from .world import World, uses_bf16
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 __all__ = ["Parallel", "initialize", "parallelize"]
 
@@ -78,7 +84,7 @@ def initialize(model: LanguageModel, seed: int, device: torch.device) -> None:
 
 def _keep_part(p: Tensor, full: Tensor) -> None:
     """p <- full, or this rank's part of it."""
-    if not hasattr(p, "device_mesh"):
+    if not isinstance(p, DTensor):
         p.copy_(full)
         return
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -100,7 +106,7 @@ class Parallel:
 
     world: World
     model: LanguageModel
-    sharded: list[nn.Module] = field(default_factory=list)  # FSDP modules
+    sharded: "list[FSDPModule]" = field(default_factory=list)
 
     def micro_batch(self, last: bool) -> None:
         """Before a backward pass: replicas exchange gradients only with the last micro-batch of a step."""
@@ -128,15 +134,13 @@ class Parallel:
         for p in self.model.parameters():
             if p.grad is None:
                 continue
-            copies = self.world.size
-            if hasattr(p.grad, "device_mesh"):
-                mesh = p.grad.device_mesh
+            g, copies = p.grad, self.world.size
+            if isinstance(g, DTensor):
                 copies = 1
-                for axis, placement in enumerate(p.grad.placements):
-                    copies *= mesh.size(axis) if placement.is_replicate() else 1
-                total += p.grad.to_local().float().square().sum() / copies
-            else:
-                total += p.grad.float().square().sum() / copies
+                for axis, placement in enumerate(g.placements):
+                    copies *= g.device_mesh.size(axis) if placement.is_replicate() else 1
+                g = g.to_local()
+            total += g.float().square().sum() / copies
         return self.world.sum(total).sqrt()
 
 
@@ -148,7 +152,7 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
             f"{world.size} ranks do not divide into {config.replicas} replicas x {config.expert_parallel} ranks that share "
             f"experts: start a multiple of {per}, or change --replicas or --expert-parallel."
         )
-    mesh, expert_mesh = make_meshes(config, world) if dist.is_initialized() else (None, None)
+    meshes = make_meshes(config, world) if dist.is_initialized() else None
     if config.expert_parallel > 1:
         experts = model.config.n_experts if "E" in model.config.pattern else 0
         if experts == 0 or experts % config.expert_parallel:
@@ -158,7 +162,8 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
             )
         for module in model.modules():
             if isinstance(module, Experts):
-                divide_experts(module, expert_mesh)
+                assert meshes is not None  # there is more than one rank
+                divide_experts(module, meshes[1])
     float8 = _float8(config, world) if config.float8 else None
     if config.compile:  # a graph for each kind of block, with and without gradients, for each shape: 8 are too few
         torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
@@ -169,9 +174,7 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
             block.forward = _checkpointed(block.forward, config.activation_checkpointing)
         if config.compile:
             block.forward = torch.compile(block.forward)
-    if mesh is None:
-        return Parallel(world, model)
-    return _fully_shard(model, config, world, mesh, expert_mesh)
+    return Parallel(world, model) if meshes is None else _fully_shard(model, config, world, *meshes)
 
 
 def _fully_shard(
@@ -200,10 +203,10 @@ def _fully_shard(
     # The methods by which the model and its head are entered. ``loss`` and ``generate`` go through these two.
     register_fsdp_forward_method(model, "hidden")
     register_fsdp_forward_method(model.head, "loss")
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for module in sharded:
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)  # SUM, which every backend has
+    sharded: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for part in sharded:
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)  # SUM, which every backend has
     return Parallel(world, model, sharded)
 
 
@@ -217,7 +220,7 @@ def _float8(config: TrainConfig, world: World) -> Float8Products:
     return Float8Products(emulate=world.device.type == "cpu")
 
 
-def _checkpointed(forward, how: str):
+def _checkpointed(forward: Callable, how: str) -> Callable:
     """``forward``, computed again in the backward pass. Router statistics are outputs of a block, so they count once."""
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -226,7 +229,7 @@ def _checkpointed(forward, how: str):
     aten = torch.ops.aten
     products = {aten.mm.default, aten.addmm.default, aten.bmm.default, torch.ops.ngpt_core.expert_mm.default}
 
-    def keep(context, op, *args, **kwargs):
+    def keep(context: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
         attention = "scaled_dot_product" in str(op)
         return CheckpointPolicy.MUST_SAVE if op in products or attention else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -7,6 +7,7 @@ group is set up here, NCCL on GPUs and gloo on CPUs, and the few collectives tha
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch import Tensor
 from .config import TrainConfig
 
 __all__ = ["World", "lost_a_peer", "start", "uses_bf16"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -45,20 +48,19 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def first(self, function: Callable[[], object]) -> object:
+    def first(self, function: Callable[[], T]) -> T | None:
         """What ``function`` returns on the first rank, None elsewhere. Its error is raised on every rank: none waits for it."""
-        result = error = None
+        result: T | None = None
+        error: list[Exception | None] = [None]
         if self.main:
             try:
                 result = function()
             except (ValueError, OSError) as failed:
-                error = failed
+                error = [failed]
         if self.size > 1:
-            box = [error]
-            dist.broadcast_object_list(box)
-            error = box[0]
-        if error is not None:
-            raise error
+            dist.broadcast_object_list(error)
+        if error[0] is not None:
+            raise error[0]
         return result
 
     def close(self) -> None:
@@ -82,7 +84,7 @@ def start(config: TrainConfig) -> World:
     world = World(device, rank, size)
     if not dist.is_initialized() and (size > 1 or on_cuda or uses_bf16(config, device) or config.async_save):
         backend = "cuda:nccl,cpu:gloo" if on_cuda else "gloo"
-        alone = {} if size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        alone: dict = {} if size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group(backend, **alone)
         world.started_here = True
     return world
