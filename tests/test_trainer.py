@@ -370,7 +370,7 @@ def test_a_weight_of_a_blend_is_a_positive_number(corpus, weight):
         Loader([(Corpus(corpus), weight)], batch_size=2, seq_len=8)
 
 
-SLIPS = [{"scaled": "false"}, {"data": "stdlib"}, {"data": (1,)}, {"seed": 2**70}, {"sample_prompt": 5}]
+SLIPS = [{"scaled": "false"}, {"data": "embedded"}, {"data": (1,)}, {"seed": 2**70}, {"sample_prompt": 5}]
 
 
 @pytest.mark.parametrize("change", SLIPS)

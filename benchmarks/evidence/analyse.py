@@ -18,6 +18,7 @@ import platform
 from collections.abc import Iterable
 from statistics import mean, median, stdev
 
+import library
 import torch
 from runner import HERE, MODELS, TABLE, Job
 from study import (
@@ -46,7 +47,6 @@ from study import (
 
 import ngpt_core as ng
 from ngpt_book.figures.whole import tokens_to_reach
-from ngpt_core.data.corpus import embedded
 
 BLOCKS = HERE / "results" / "blocks.jsonl"
 OUT = HERE.parents[1] / "book" / "ngpt_book" / "data" / "evidence.json"
@@ -302,7 +302,7 @@ def main() -> None:
     pieces = {"hybrid": ablation_jobs(HYBRID, best, QUARTER), "dense": ablation_jobs(SMALLEST, FIRST["ngpt"], 1000, 8)}
     summary = {
         "about": {
-            "corpus": embedded().checksum, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
+            "corpus": library.CHECKSUM, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
             "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
         "tuning": tuned, "fights": found, "hybrid": best,

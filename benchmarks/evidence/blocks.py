@@ -11,6 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
+import library
 import torch
 from analyse import fights, read, tuning
 from runner import HERE, LENGTH
@@ -18,7 +19,6 @@ from study import SEEDS
 from torch import nn
 
 import ngpt_core as ng
-from ngpt_core.data.corpus import embedded
 from ngpt_core.nn.attention import Attention
 from ngpt_core.nn.residual import Residual
 from ngpt_core.train.evaluate import evaluate
@@ -29,7 +29,7 @@ WINDOWS = 400
 
 
 def loss(model: nn.Module) -> float:
-    return evaluate(model, [(embedded(), 1.0)], WINDOWS, 16, LENGTH, World(torch.device("cpu"))).loss
+    return evaluate(model, [(library.corpus(), 1.0)], WINDOWS, 16, LENGTH, World(torch.device("cpu"))).loss
 
 
 @torch.no_grad()

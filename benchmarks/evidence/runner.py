@@ -7,7 +7,7 @@
 A stopped run continues from its checkpoint when the same job is requested again. A failed run (training stops before a loss
 that is not finite) is a result too: its row has no val_loss and gives the reason.
 
-Every job is trained on the embedded corpus (this machine's Python library); ``about`` records its checksum and the versions.
+Every job is trained on the whole library of CPython 3.11.7 (library.py); another text is refused before anything is trained.
 """
 
 import hashlib
@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import library
 
 from ngpt_core.tools.report import read_run
 
@@ -76,10 +78,11 @@ class Job:
     def tokens(self) -> int:
         return self.steps * self.sequences * LENGTH
 
-    def flags(self, folder: Path) -> list[str]:
+    def flags(self, folder: Path, data: Path) -> list[str]:
         """The flags of ``ngpt train`` that repeat the run."""
         model, _ = MODELS[self.model]
-        flags = ["--out", str(folder), "--baseline" if self.side == "gpt" else "--normalized", "--seed", str(self.seed)]
+        flags = ["--out", str(folder), "--data", str(data), "--seed", str(self.seed)]
+        flags += ["--baseline" if self.side == "gpt" else "--normalized"]
         flags += ["--steps", str(self.steps), "--batch-size", str(self.sequences), "--seq-len", str(LENGTH)]
         for key, value in {**model, **self.fields}.items():
             flags += [f"--{key.replace('_', '-')}", str(value)]
@@ -119,10 +122,11 @@ class Lab:
             return list(pool.map(self.run, jobs))
 
     def _train(self, job: Job) -> dict:
+        data = library.corpus().folder
         folder = self.runs / job.name
         self.runs.mkdir(parents=True, exist_ok=True)
         resumed = (folder / "config.json").exists()
-        command = [sys.executable, "-m", "ngpt_core", "train", *job.flags(folder), *(["--resume"] if resumed else [])]
+        command = [sys.executable, "-m", "ngpt_core", "train", *job.flags(folder, data), *(["--resume"] if resumed else [])]
         with open(f"{folder}.log", "a", encoding="utf-8") as log:
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(["nice", "-n", "19", *command], stdout=log, stderr=log, env=env)

@@ -64,7 +64,7 @@ def _corpora(run: Run, world: World) -> tuple[list, list]:
     """(the corpora to train on, those with a held-out split), verified by all ranks together."""
     config, vocab_size = run.config, run.model.vocab_size
     open_data = partial(open_blend, config.data, vocab_size, run.tokenizer, run.folder)
-    corpora = world.first(open_data) or open_data()  # the first rank goes first: it may have to pack the embedded corpus
+    corpora = world.first(open_data) or open_data()  # the first rank goes first: it may have to pack a corpus
     if config.verify_data:
         for corpus, _ in corpora:
             corpus.verify(world.rank, world.size)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..checks import is_within
 from ..config import ModelConfig
-from ..data.corpus import Corpus, check_tokenizer, open_corpus
+from ..data.corpus import BUILT_IN, Corpus, check_tokenizer, open_corpus
 from .checkpoint import Checkpoint, newest, open_checkpoint
 from .config import TrainConfig, check_length, check_recipe, model_config, run_defaults, settled, total_steps
 from .folder import RunFolder
@@ -150,7 +150,7 @@ def _with_absolute_paths(config: TrainConfig) -> TrainConfig:
 
     def absolute(item: str) -> str:
         path, _ = _path_and_weight(item)
-        return item if path == "stdlib" else os.path.abspath(os.path.expanduser(path)) + item.removeprefix(path)
+        return item if path in BUILT_IN else os.path.abspath(os.path.expanduser(path)) + item.removeprefix(path)
 
     return replace(config, data=tuple(map(absolute, config.data)), val_data=tuple(map(absolute, config.val_data)))
 
