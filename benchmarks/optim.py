@@ -10,6 +10,9 @@ The same tensors for all: matrices of unit rows, float32, one row in a hundred w
     plain a=1        GatedAdamW as AdamW: no geometry, nonfinite="off"
     readable         the whole recipe without the kernel (fused=False), nonfinite="off"; fewer rounds, because it is slow
 
+A second table: the recipe of the preset `pico` (all its groups, 63 small tensors), where a step is short and what surrounds the
+kernels shows. Each way makes 20 steps per round.
+
 Time: one thread, see timing.py. Memory: the larger of two increases during a step, in units of the largest parameter: the peak
 of torch's allocator, and the peak of the resident set (which includes memory that a kernel allocates itself, but not memory
 that the process already held). Each way runs in a separate process.
@@ -31,6 +34,7 @@ import torch
 from timing import interleaved, machine, peak_above, ratio
 from torch.profiler import ProfilerActivity, profile
 
+import ngpt_core as ng
 from ngpt_core import sphere
 from ngpt_core.optim.gated_adamw import GatedAdamW
 from ngpt_core.optim.pmen import PMEN
@@ -61,6 +65,28 @@ def optimizer(way: str, grads: list[torch.Tensor]) -> torch.optim.Optimizer:
     for p, g in zip(params, grads):
         p.grad = g
     return WAYS[way](params)
+
+
+def small_tensors(rounds: int) -> dict[str, dict[str, float]]:
+    """The table of `pico`: GatedAdamW as its recipe builds it, and fused AdamW on tensors of the same shapes."""
+    torch.manual_seed(0)
+    recipe, _ = ng.recipe.build(ng.LanguageModel(ng.preset("pico")), 1000)
+    params = [p for group in recipe.param_groups for p in group["params"]]
+    for p in params:
+        p.grad = 1e-3 * torch.randn_like(p)
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    for p, q in zip(params, copies):
+        q.grad = p.grad
+    steps = {"AdamW fused": WAYS["AdamW fused"](copies).step, "whole recipe": recipe.step}
+    seconds = interleaved({way: lambda step=step: [step() for _ in range(20)] for way, step in steps.items()}, 2 * rounds)
+    print(f"\npico's {len(params)} small tensors, {sum(p.numel() for p in params) / 1e6:.2f}M parameters")
+    print(f"{'':15}{'CPU ms':>9}{'/ AdamW':>9}")
+    table = {}
+    for way in steps:
+        milliseconds, x = 1e3 * statistics.median(seconds[way]) / 20, ratio(seconds, way, "AdamW fused")
+        table[way] = {"milliseconds": round(milliseconds, 3), "ratio": round(x, 3)}
+        print(f"{way:15}{milliseconds:9.3f}{x:9.2f}")
+    return table
 
 
 def allocated_above(work) -> int:
@@ -105,9 +131,10 @@ def main() -> None:
         }
         x = table[way]
         print(f"{way:15}{x['milliseconds']:9.1f}{x['ratio']:9.2f}{x['extra_tensors']:24.2f}")
+    pico = small_tensors(args.rounds)
     args.out.parent.mkdir(exist_ok=True)
     setting = {"parameters": count, "d": args.d, "tensors": TENSORS, "dtype": "float32", "rounds": args.rounds}
-    args.out.write_text(json.dumps({"machine": machine(), "setting": setting, "ways": table}, indent=1) + "\n")
+    args.out.write_text(json.dumps({"machine": machine(), "setting": setting, "ways": table, "pico": pico}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -421,7 +421,7 @@ def test_missing_shards_manifests_and_formats_are_named(corpus, tmp_path):
     with pytest.raises(ValueError, match="format 99"):
         Corpus(corpus.folder)
     (corpus.folder / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="not the JSON"):
+    with pytest.raises(ValueError, match="must be a JSON object"):
         Corpus(corpus.folder)
     (corpus.folder / "manifest.json").write_text(json.dumps(manifest))
     (corpus.folder / "val-00000.docs").unlink()
@@ -480,7 +480,7 @@ def test_a_disk_that_is_full_is_named_and_nothing_is_left(tmp_path):
 
 def test_nothing_is_overwritten(corpus):
     before = {p.name: p.read_bytes() for p in corpus.folder.iterdir()}
-    with pytest.raises(ValueError, match="nothing is overwritten"):
+    with pytest.raises(ValueError, match="is not overwritten"):
         pack(texts(3), corpus.folder, ByteTokenizer())
     assert {p.name: p.read_bytes() for p in corpus.folder.iterdir()} == before
 

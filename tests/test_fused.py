@@ -17,7 +17,8 @@ import reference
 import torch
 
 from ngpt_core import sphere
-from ngpt_core.optim import fused, fused_cpu
+from ngpt_core.optim import algorithm, fused, fused_cpu
+from ngpt_core.optim.algorithm import Slot
 from ngpt_core.optim.gated_adamw import GatedAdamW
 from ngpt_core.optim.pmen import PMEN, key, signs
 from ngpt_core.optim.smgc import SMGC
@@ -152,15 +153,16 @@ def test_the_paper_special_case_is_torch_adamw():
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def call(w, g, m=None, v=None, t=1, **changes):
-    """fused_step on one tensor, with the paper's settings unless told otherwise."""
-    settings = dict(
-        lr=0.01, beta1=0.975, beta2=0.975, eps_gate=1e-8, eps_num=1e-14, a=0.5, weight_decay_factor=0.0, unit=True,
-        tangent=True, smgc=None, pmen=None, pmen_keys=[0], index_offsets=[0], cap=None, maximize=False,
-    )  # fmt: skip
+def call(w, g, m=None, v=None, t=1, key=0, offset=0, unit=True, **changes):
+    """fused_step on one tensor, with the paper's settings except for the changes."""
     m, v = (torch.zeros_like(w, dtype=torch.float32) if x is None else x for x in (m, v))
-    fused.fused_step([w], [g], [m], [v], [t], **(settings | changes))
+    fused.fused_step([Slot(w, g, m, v, t, key, offset)], rule(unit, **changes))
     return m, v
+
+
+def rule(unit=True, **changes):
+    paper = dict(lr=0.01, decay=0.0, beta1=0.975, beta2=0.975, eps_gate=1e-8, eps_num=1e-14, a=0.5, dim=-1 if unit else None)
+    return algorithm.Rule(**paper | changes)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 12345, 2**32 - 1000, 2**32 - 1, 2**33 + 5])
@@ -168,7 +170,7 @@ def call(w, g, m=None, v=None, t=1, **changes):
 def test_the_noise_has_the_signs_of_pmen_wherever_the_shard_begins(offset, d):
     w = sphere.random(3, d)
     old, noise = w.clone(), PMEN(strength=1e-2)
-    call(w, torch.zeros_like(w), t=17, lr=1.0, pmen=noise, pmen_keys=[key(0, "x")], index_offsets=[offset])
+    call(w, torch.zeros_like(w), t=17, lr=1.0, pmen=noise, key=key(0, "x"), offset=offset)
     index = torch.arange(3 * d).reshape(3, d) + offset
     expected = old.double() + 1e-2 / math.sqrt(d) * signs(key(0, "x"), 17, index)
     torch.testing.assert_close(w.double(), expected / expected.norm(dim=-1, keepdim=True), rtol=0, atol=2e-7)
@@ -178,7 +180,7 @@ def test_one_rank_and_two_halves_draw_the_same_noise():
     whole = sphere.random(6, 33)
     top, bottom = whole[:2].clone(), whole[2:].clone()
     for w, offset in ((whole, 0), (top, 0), (bottom, 2 * 33)):
-        call(w, torch.zeros_like(w), t=5, pmen=PMEN(), pmen_keys=[77], index_offsets=[offset])
+        call(w, torch.zeros_like(w), t=5, pmen=PMEN(), key=77, offset=offset)
     assert torch.equal(whole, torch.cat([top, bottom]))
 
 
@@ -196,20 +198,20 @@ def test_what_does_not_move_keeps_its_bits(unit, changes):
 def test_a_row_of_zeros_stays_where_it_is():
     w, g = sphere.random(3, 20), torch.randn(3, 20)
     w[1] = 0
-    call(w, g, cap=0.1, pmen=PMEN(), weight_decay_factor=0.1)
+    call(w, g, cap=0.1, pmen=PMEN(), decay=0.1)
     assert not w[1].any() and w.isfinite().all()
 
 
 def test_a_candidate_that_is_exactly_zero_leaves_the_row_where_it_was():
     w = torch.eye(4)
-    call(w, torch.zeros(4, 4), weight_decay_factor=1.0, cap=0.1)
+    call(w, torch.zeros(4, 4), decay=1.0, cap=0.1)
     assert torch.equal(w, torch.eye(4))
 
 
 def test_bfloat16_is_rounded_to_nearest_and_ties_to_even_as_torch_does():
     w = torch.arange(0x3F00, 0x4080).to(torch.int16).view(torch.bfloat16)  # every number from 0.5 to 4
     expected = (w.float() * (1 - 2**-9)).bfloat16()  # exact in float32, and often just between two
-    call(w, torch.zeros_like(w), unit=False, weight_decay_factor=2**-9)
+    call(w, torch.zeros_like(w), unit=False, decay=2**-9)
     assert torch.equal(w, expected)
 
 
@@ -273,36 +275,51 @@ def test_nan_goes_through_where_nobody_looks(a, tangent):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("n", [0, 1, 3, 5, 1000, 131073, 400001])
 def test_finite_finds_nan_and_inf_wherever_they_are(n, dtype):
-    fused_cpu.load()
     x = torch.randn(n).to(dtype)
     if n:
         x[0] = torch.finfo(dtype).max
-    assert fused.finite(x)
+    assert finite(x)
     for i in {0, n // 4, n // 2, n - 1} if n else ():
         for bad in (math.nan, math.inf, -math.inf):
             y = x.clone()
             y[i] = bad
-            assert not fused.finite(y)
+            assert not finite(y) and not fused.below(y, math.inf)
 
 
-@pytest.mark.parametrize("loaded", [True, False], ids=["kernel", "torch"])
+def finite(x, limit=math.inf, kernel=True):
+    """``fused.finite`` of one gradient: by the kernel, which has made a step with it, or by torch."""
+    slot = Slot(x.clone(), x, *torch.zeros(2, *x.shape), 1, limit=limit)
+    if kernel:
+        fused.fused_step([slot], rule(unit=False))
+    return fused.finite([slot])
+
+
+def test_one_bad_gradient_among_many_is_found_whichever_it_is():
+    for bad in range(5):
+        slots = [Slot(*torch.zeros(4, 3 + i), 1, limit=2.0) for i in range(5)]
+        fused.fused_step(slots[:4], rule(unit=False))  # the last one has no job: torch looks at it
+        assert fused.finite(slots)
+        slots[bad].g = torch.full((3 + bad,), -3.0)
+        assert not fused.finite(slots)
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_finite_finds_what_is_not_below_a_limit(dtype, loaded):
-    fused_cpu.load() if loaded else fused_cpu.load.cache_clear()
+def test_finite_finds_what_is_not_below_a_limit(dtype, kernel):
     x = torch.zeros(1000, dtype=dtype)
     for size, below in ((2.0**100, True), (2.0**101, False), (-(2.0**101), False), (-math.inf, False), (math.nan, False)):
         x[700] = size
-        assert fused.finite(x, limit=2.0**101) is below
-    assert fused.finite(x[:0], limit=1.0) and bool(fused_cpu.load.cache_info().currsize) is loaded
+        assert finite(x, 2.0**101, kernel) is below
+    assert finite(x[:0], 1.0, kernel)
 
 
 @pytest.mark.parametrize("x", [torch.ones(3, 4).t(), torch.ones(5).double(), torch.full((4,), 3e38)])
 def test_finite_takes_any_tensor_and_compiles_nothing(x):
     fused_cpu.load.cache_clear()  # as before the first step
-    assert fused.finite(x)
+    assert finite(x, kernel=False)
     bad = x.clone()
     bad[-1] = math.inf
-    assert not fused.finite(bad)
+    assert not finite(bad, kernel=False)
     assert not fused_cpu.load.cache_info().currsize
 
 
@@ -323,11 +340,11 @@ def test_tensors_of_several_shapes_steps_and_no_size_in_one_call():
     many = [sphere.random(*s) for s in shapes]
     grads, alone = [torch.randn(s) for s in shapes], [w.clone() for w in many]
     zeros = [[torch.zeros_like(w) for w in many] for _ in range(2)]
-    settings = dict(lr=0.01, beta1=0.9, beta2=0.9, eps_gate=1e-8, eps_num=1e-14, a=0.5, weight_decay_factor=0.0, unit=True,
-                    tangent=True, smgc=SMGC(start=1), pmen=PMEN(), cap=0.1, maximize=False)  # fmt: skip
-    fused.fused_step(many, grads, *zeros, steps, pmen_keys=[1, 2, 3, 4], index_offsets=[0, 0, 0, 10], **settings)
+    settings = dict(beta1=0.9, beta2=0.9, smgc=SMGC(start=1), pmen=PMEN(), cap=0.1)
+    slots = [Slot(*one) for one in zip(many, grads, *zeros, steps, [1, 2, 3, 4], [0, 0, 0, 10])]
+    fused.fused_step(slots, rule(**settings))
     for i, w in enumerate(alone):
-        call(w, grads[i], t=steps[i], **settings | {"pmen_keys": [i + 1], "index_offsets": [10 * (i == 3)]})
+        call(w, grads[i], t=steps[i], key=i + 1, offset=10 * (i == 3), **settings)
         assert torch.equal(w, many[i])
 
 
@@ -345,10 +362,10 @@ def test_a_moment_in_another_order_or_precision_is_read_as_what_it_is():
 @pytest.mark.parametrize(
     "p, dim, why",
     [
-        (torch.zeros(4, 6).t(), -1, "contiguously"),
+        (torch.zeros(4, 6).t(), -1, "contiguous"),
         (torch.zeros(4, 6, dtype=torch.float64), -1, "float32 and bfloat16"),
         (torch.zeros(4, 6, dtype=torch.float16), -1, "float32 and bfloat16"),
-        (torch.zeros(4, 6), 0, "last dimension, and unit_dim=0"),
+        (torch.zeros(4, 6), 0, "last dimension, not along unit_dim=0"),
         (torch.zeros(4, 6, device="meta"), -1, "on meta"),
         (torch.zeros(4, 6).as_subclass(type("Own", (torch.Tensor,), {})), -1, "plain tensors, and this is a Own"),
     ],
@@ -368,7 +385,7 @@ def test_usable_takes_rows_and_coordinates(dim):
 def test_without_a_compiler_the_plain_path_runs_and_one_line_says_what_to_install(monkeypatch, caplog):
     monkeypatch.setattr(fused_cpu, "compiler", lambda: None)
     fused_cpu.load.cache_clear()
-    fused._say_once.cache_clear()
+    fused._log_once.cache_clear()
     try:
         p = torch.nn.Parameter(sphere.random(4, 6))
         optimizer = GatedAdamW([p], lr=0.1, unit_dim=-1)

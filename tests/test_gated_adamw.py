@@ -690,10 +690,10 @@ def test_a_short_memory_forgets_a_large_gradient_on_every_path(beta1, unit_dim):
     ("key", "value", "words"), [("eps", 1e-6, "eps_gate.* and eps_num"), ("nonfinite", "skip", "the constructor")]
 )
 def test_a_group_key_that_would_do_nothing_is_refused(key, value, words):
-    with pytest.raises(ValueError, match=rf"{key} is no key of a parameter group; got {value!r}.*{words}"):
+    with pytest.raises(ValueError, match=rf"{key} is not a key of a parameter group; got {value!r}.*{words}"):
         ng.GatedAdamW([{"params": [parameter(3)], key: value}], lr=0.1)
     optimizer = ng.GatedAdamW([parameter(3)], lr=0.1)
-    with pytest.raises(ValueError, match="is no key"):
+    with pytest.raises(ValueError, match="is not a key"):
         optimizer.add_param_group({"params": [parameter(3)], key: value})
     assert len(optimizer.param_groups) == 1
 
@@ -723,7 +723,7 @@ def test_a_number_written_between_steps_is_checked_before_any_group_moves(name, 
     optimizer = ng.GatedAdamW([dict(params=[p]), dict(params=[q])], lr=0.1, unit_dim=-1)
     optimizer.param_groups[1][name], p.grad, q.grad = value, torch.ones_like(p), torch.ones_like(q)
     before = p.detach().clone()
-    with pytest.raises(ValueError, match=f"{name} .*the group 1 has {value!r} now"):
+    with pytest.raises(ValueError, match=f"{name} .*group 1 has {value!r} now"):
         optimizer.step()
     assert torch.equal(p.detach(), before) and not optimizer.state
 
@@ -799,7 +799,7 @@ def test_a_setting_in_a_state_that_nobody_knows_is_told(name):
     optimizer = ng.GatedAdamW([parameter(3, 4)], lr=0.1, unit_dim=-1, pmen=ng.PMEN(), smgc=ng.SMGC())
     state = optimizer.state_dict()
     state["param_groups"][0][name]["volume"] = 11
-    with pytest.raises(ValueError, match=f"state's {name} holds what {name.upper()} does not know: volume"):
+    with pytest.raises(ValueError, match=f"state's {name} has keys that {name.upper()} does not have: volume"):
         optimizer.load_state_dict(state)
 
 
@@ -1181,9 +1181,7 @@ def test_diagnostics_change_nothing_and_look_only_every_nth_step():
         Diagnostics(every=0)
 
 
-@pytest.mark.parametrize(
-    "bad", [dict(keep=0), dict(keep=-1), dict(keep="2"), dict(d_model=0), dict(low=3, high=2), dict(low=0.5)], ids=str
-)
+@pytest.mark.parametrize("bad", [dict(keep=0), dict(keep=-1), dict(keep="2"), dict(d_model=0)], ids=str)
 def test_diagnostics_refuse_what_they_cannot_hold(bad):
     with pytest.raises(ValueError, match=f"Diagnostics: {next(iter(bad))} "):
         Diagnostics(**bad)

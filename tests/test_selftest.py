@@ -42,13 +42,13 @@ def test_other_wrong_fast_paths_are_noticed(monkeypatch):
         patch.setattr(moe, "dispatch", lambda x, *rest: dispatch(x.detach() + 3 * (x - x.detach()), *rest))
         assert wrong() == ["experts: sorted products / loop"]
     for change in (
-        lambda k: {} if k["unit"] else {"lr": 3 * k["lr"]},
-        lambda k: {"weight_decay_factor": 0.0},
-        lambda k: {"maximize": False},
-        lambda k: {"pmen": k["pmen"] and PMEN()},
+        lambda rule: rule if rule.dim is not None else rule._replace(lr=3 * rule.lr),
+        lambda rule: rule._replace(decay=0.0),
+        lambda rule: rule._replace(maximize=False),
+        lambda rule: rule._replace(pmen=rule.pmen and PMEN()),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(fused, "fused_step", lambda *a, change=change, **k: step(*a, **{**k, **change(k)}))
+            patch.setattr(fused, "fused_step", lambda slots, rule, mask, change=change: step(slots, change(rule), mask))
             assert wrong() == ["optimizer: fused step / plain step"]
     with monkeypatch.context() as patch:
         patch.setattr(selftest, "causal_conv", lambda x, w, bias, *packed: conv(x, w, bias))

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ngpt_core.optim import algorithm
+from ngpt_core.optim.algorithm import Slot
 from ngpt_core.optim.pmen import PMEN
 from ngpt_core.optim.smgc import SMGC
 
@@ -54,16 +56,14 @@ def compiled(request, monkeypatch):
     assert kernels and all(f"sm_{request.param}" in k.asm["ptx"] and len(k.asm["cubin"]) > 1000 for k in kernels)
 
 
-def step(t=7, d=64, dtype=torch.float32, **changes):
+def step(t=7, d=64, dtype=torch.float32, key=2**31 + 5, offset=2**32 - 3, unit=True, mask=None, **changes):
     """One launch by the code that launches it in training."""
     from ngpt_core.optim import fused_triton
 
-    settings = dict(
-        lr=0.1, decay=0.0, beta1=0.975, beta2=0.975, eps_gate=1e-8, eps_num=1e-14, a=0.5, unit=True, tangent=True,
-        smgc=SMGC(start=0), pmen=PMEN(), keys=[2**31 + 5], offsets=[2**32 - 3], cap=0.01, maximize=False, mask=None,
-    )  # fmt: skip
+    paper = dict(lr=0.1, decay=0.0, beta1=0.975, beta2=0.975, eps_gate=1e-8, eps_num=1e-14, a=0.5, dim=-1 if unit else None)
+    rule = algorithm.Rule(**paper | dict(smgc=SMGC(start=0), pmen=PMEN(), cap=0.01) | changes)
     w, g, m, v = (torch.zeros(2, d, dtype=x) for x in (dtype, dtype, torch.float32, torch.float32))
-    fused_triton.step([w], [g], [m], [v], [t], **(settings | changes))
+    fused_triton.step([Slot(w, g, m, v, t, key, offset)], rule, mask)
 
 
 ON_DEVICE = dict(t=torch.tensor(3.0), lr=torch.tensor(0.1), cap=torch.tensor(0.1), mask=torch.tensor(True))
@@ -91,5 +91,5 @@ def test_the_kernels_compile_for_a_real_gpu(compiled, changes):
 
 def test_a_kernel_is_compiled_once_and_not_at_every_step(compiled):
     for t in range(1, 20):
-        step(t, keys=[t * 2**28], offsets=[t * 2**30], lr=0.1 / t, cap=0.01 * t)
+        step(t, key=t * 2**28, offset=t * 2**30, lr=0.1 / t, cap=0.01 * t)
     assert len({id(kernel) for kernel in compiled}) == 1

@@ -15,6 +15,7 @@ from test_fused import SWITCHES, gradients
 from ngpt_core import sphere
 from ngpt_core.optim import algorithm
 from ngpt_core.optim import fused_triton as kernels
+from ngpt_core.optim.algorithm import Slot
 from ngpt_core.optim.pmen import PMEN, key, signs
 from ngpt_core.optim.smgc import SMGC
 
@@ -36,15 +37,12 @@ def run(shape, steps, on_device=False, offset=0, dtype=torch.float32, seed=0, **
     ours = [w.to(dtype), torch.zeros(shape), torch.zeros(shape)]
     theirs = [ours[0].double(), torch.zeros(shape).double(), torch.zeros(shape).double()]
     index = torch.arange(w.numel()).reshape(shape) + offset
-    rule = algorithm.Rule(length=shape[-1], **{k: v for k, v in s.items() if k != "maximize"})
+    rule = algorithm.Rule(length=shape[-1], **s)
     number = (lambda x: x if x is None else torch.tensor(float(x))) if on_device else (lambda x: x)
     for t, g in enumerate(gradients(shape, steps, seed), start=1):
-        kernels.step(
-            [ours[0]], [g.to(dtype)], [ours[1]], [ours[2]], [number(t)], lr=number(s["lr"]), decay=number(s["decay"]),
-            beta1=s["beta1"], beta2=s["beta2"], eps_gate=s["eps_gate"], eps_num=s["eps_num"], a=s["a"],
-            unit=s["dim"] is not None, tangent=s["tangent"], smgc=s["smgc"], pmen=s["pmen"], keys=[key(0, "w")],
-            offsets=[offset], cap=number(s["cap"]), maximize=s["maximize"], mask=torch.tensor(True) if on_device else None,
-        )  # fmt: skip
+        slot = Slot(ours[0], g.to(dtype), ours[1], ours[2], number(t), key(0, "w"), offset)
+        numbers = {name: number(s[name]) for name in ("lr", "decay", "cap")}
+        kernels.step([slot], rule._replace(**numbers), torch.tensor(True) if on_device else None)
         g = -g.to(dtype).double() if s["maximize"] else g.to(dtype).double()
         theirs = algorithm.run(algorithm.update(theirs[0], g, *theirs[1:], t, rule, key(0, "w"), index))
     return ours, theirs
@@ -85,11 +83,10 @@ def test_bfloat16_rows_keep_float32_moments():
     assert_same(ours, theirs, w=2**-9)
 
 
-def zero_gradient(w, t=3, **changes):
-    m, v = torch.zeros_like(w), torch.zeros_like(w)
-    numbers = dict(lr=1.0, decay=0.0, beta1=0.9, beta2=0.9, eps_gate=1e-8, eps_num=1e-14, a=0.5, unit=True, tangent=True,
-                   smgc=None, pmen=None, keys=[key(0, "x")], offsets=[0], cap=None, maximize=False, mask=None)  # fmt: skip
-    kernels.step([w], [changes.pop("g", torch.zeros_like(w))], [m], [v], [t], **(numbers | changes))
+def zero_gradient(w, t=3, g=None, m=None, v=None, offset=0, mask=None, unit=True, **changes):
+    g, m, v = (torch.zeros_like(w) if x is None else x for x in (g, m, v))
+    numbers = dict(lr=1.0, decay=0.0, beta1=0.9, beta2=0.9, eps_gate=1e-8, eps_num=1e-14, a=0.5, dim=-1 if unit else None)
+    kernels.step([Slot(w, g, m, v, t, key(0, "x"), offset)], algorithm.Rule(**numbers | changes), mask)
     return m, v
 
 
@@ -98,7 +95,7 @@ def zero_gradient(w, t=3, **changes):
 def test_the_noise_has_the_signs_of_pmen(offset, t):
     w = sphere.random(2, 33)
     old = w.double()
-    zero_gradient(w, t, pmen=PMEN(strength=1e-2), offsets=[offset])
+    zero_gradient(w, t, pmen=PMEN(strength=1e-2), offset=offset)
     expected = old + 1e-2 / math.sqrt(33) * signs(key(0, "x"), 17, torch.arange(66).reshape(2, 33) + offset)
     torch.testing.assert_close(w.double(), expected / expected.norm(dim=-1, keepdim=True), rtol=0, atol=2e-7)
 
@@ -125,10 +122,7 @@ def test_a_candidate_beyond_the_range_leaves_its_row_where_it_is():
     g = torch.randn(2, 33) * torch.tensor([[1e10], [1e-9]])
     m, v = zero_gradient(w, t=1, g=g, beta2=0.0)
     after = w.clone()
-    kernels.step(
-        [w], [torch.zeros(2, 33)], [m], [v], [2], lr=0.1, decay=0.0, beta1=0.9, beta2=0.0, eps_gate=1e-8, eps_num=1e-14, a=0.5,
-        unit=True, tangent=True, smgc=None, pmen=None, keys=[0], offsets=[0], cap=None, maximize=False, mask=None,
-    )  # fmt: skip
+    zero_gradient(w, 2, None, m, v, lr=0.1, beta2=0.0)
     assert torch.equal(w[0], after[0]) and not torch.equal(after, old)  # m / eps_num of the first row has no square
     torch.testing.assert_close(w.norm(dim=-1), torch.ones(2))
 
@@ -138,9 +132,7 @@ def test_a_short_memory_forgets_a_large_gradient(unit_dim):
     m = torch.full((2, 33), 1e6)
     v, w = m.square(), sphere.random(2, 33)
     g = 1e-2 * torch.randn(2, 33)
-    zero = dict(lr=0.0, decay=0.0, beta2=0.9, eps_gate=1e-8, eps_num=1e-14, a=0.5, unit=unit_dim is not None, tangent=False)
-    zero |= dict(smgc=None, pmen=None, keys=[0], offsets=[0], cap=None, maximize=False, mask=None)
-    kernels.step([w], [g], [m], [v], [2], beta1=0.0, **zero)
+    zero_gradient(w, 2, g, m, v, unit=unit_dim is not None, lr=0.0, beta1=0.0, tangent=False)
     assert torch.equal(m, g)  # m_t = g_t at beta_1 = 0
 
 

@@ -4,9 +4,10 @@
     smgc.py          Second-Moment Growth Clipping (appendix C)   pmen.py         Post-Moment Exploration Noise (appendix D)
     schedule.py      logarithmic decay and its relatives          diagnostics.py  the paper's figures, live
     groups.py        the rules of a parameter group               nonfinite.py    gradients with nan or inf
-    paths.py         which way a tensor takes through a step      sharding.py     tensors in pieces on many ranks
-    fused*           the one-pass kernels                         checks.py       whether a value is a number
+    paths.py         the plan of a group: each tensor's path      sharding.py     tensors in pieces on many ranks
+    fused*           the one-pass kernels
 
+To follow one update, read gated_adamw.py (the shell), paths.py (the dispatch) and algorithm.py (the mathematics).
 The tangent projection (appendix B) and the angular cap (section 2.3) are ``sphere.tangent`` and ``sphere.cap_angle``.
 """
 

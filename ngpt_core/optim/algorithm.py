@@ -2,9 +2,9 @@
 
     tangent projection -> SMGC -> moments -> gate and update -> PMEN -> ASC -> Norm
 
-``update`` is the whole listing. It is pure: old values in, new values out. Where it needs a sum over a whole vector it
-*yields* the part of it that this rank holds and receives the sum over the vector: ``run`` answers for vectors that are whole on
-a rank, ``sharding.run_split`` answers with one all-reduce for many tensors at once.
+``update`` is the whole listing. It is pure: old values in, new values out. Where it needs a sum over a whole vector, it
+*yields* the part that this rank holds and receives the sum over the vector: ``run`` answers for vectors that are whole on a
+rank, ``sharding.run_split`` answers with one all-reduce for many tensors at once.
 
 Symbols (section 2.3, Algorithm 1):
     theta, w   the parameters (w: a unit vector)     g       the gradient
@@ -17,7 +17,8 @@ Symbols (section 2.3, Algorithm 1):
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +27,9 @@ from .. import sphere
 from ..checks import LEAST_DIVISOR, is_within
 from . import pmen as noise
 from .pmen import PMEN
-from .smgc import SMGC, growth_clip
+from .smgc import SMGC, clipped
 
-__all__ = ["Rule", "adaptive", "bias_correction", "gate", "gate_power", "gated", "run", "update"]
+__all__ = ["Rule", "Slot", "adaptive", "bias_correction", "gate", "gate_power", "gated", "run", "update"]
 
 
 def _check(a: float, eps_gate: float) -> None:
@@ -72,8 +73,8 @@ def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float) -> Tensor:
     gamma / d = 1 / (d + eps_gate (d/eps_gate)^(1-a)): with a = 1 the denominator is
     d + eps_gate to the bit, AdamW's own, and nothing is 0/0 there. At d = 0 the limit of
     the gate is taken: m_hat / eps_gate for a = 1; for a > 1 zero; for a < 1 the
-    denominator is zero too, but v = 0 means that no gradient was ever seen (or none
-    whose square the precision holds), so the direction is zero.
+    denominator is zero too, but v = 0 means that no gradient was ever seen (or only
+    gradients with squares below the precision), so the direction is zero.
     """
     denominator = d + eps_gate * (d / eps_gate) ** (1 - a)  # app. A
     return torch.where(denominator == 0, 0.0, m_hat / denominator)
@@ -103,9 +104,8 @@ def adaptive(
     return gated(m_hat, d, a, eps_gate), d  # alg. 1, lines 9 and 10
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One group's numbers at one step, as ``update`` needs them. ``dim``: the unit axis, counted from the end, or None."""
+class Rule(NamedTuple):
+    """One group's numbers at one step, for ``update`` and for the kernels. ``dim``: the unit axis from the end, or None."""
 
     lr: float | Tensor
     decay: float | Tensor
@@ -120,6 +120,35 @@ class Rule:
     smgc: SMGC | None = None
     pmen: PMEN | None = None
     cap: float | Tensor | None = None
+    maximize: bool = False  # the kernels negate g; ``update`` is given a g that already is
+
+
+LATER = torch.empty(0, device="cpu")  # stands for a tensor that a step fills in
+
+
+@dataclass(eq=False)
+class Slot:
+    """One parameter with a gradient. It holds its tensors only during a step, so that their memory can be freed after it."""
+
+    w: Tensor  # this rank's piece of p; g, m, v likewise
+    g: Tensor
+    m: Tensor = LATER
+    v: Tensor = LATER
+    t: int | Tensor = 0  # this step, counted from 1: a number, or the counter itself where it is on the device
+    key: int = 0  # PMEN's, from the name
+    offset: int | None = 0  # PMEN's: position of the piece's first coordinate, None if the piece has gaps
+    limit: float = math.inf  # what the gradient's magnitudes must stay below
+    p: Tensor = LATER  # as the optimizer holds it (a DTensor where sharded)
+    name: str = ""
+    step: Tensor = LATER  # the counter in the state
+    count: Any = None  # the memory of a counter on the host, as a numpy array: adding 1 to a tensor takes thirty times as long
+    facts: tuple = ()  # what the plan depends on, as it was made for them
+    job: Any = None  # the slot as the CPU kernel reads it
+    region: tuple[slice, ...] | None = None  # of the local piece, where w, g, m, v are a part of it
+
+    def cut(self, region: tuple[slice, ...]) -> "Slot":
+        """A part of it, sharing its memory."""
+        return replace(self, w=self.w[region], g=self.g[region], m=self.m[region], v=self.v[region], region=region)
 
 
 def _sums(dim: int, *products: Tensor) -> Tensor:
@@ -154,12 +183,11 @@ def update(
             g = sphere.project(g, w, wg, ww, eps=1e-12)  # app. B
     projected = g
     if rule.smgc is not None:
-        R, s_min = rule.smgc.R, rule.smgc.s_min
         on = (k := t - 1) >= rule.smgc.start
         if isinstance(on, Tensor):
-            g = torch.where(on, growth_clip(g, v, k, rule.beta2, R, s_min), g)  # app. C
+            g = torch.where(on, clipped(g, v, k, rule.beta2, rule.smgc), g)  # app. C
         elif on:
-            g = growth_clip(g, v, k, rule.beta2, R, s_min)  # app. C
+            g = clipped(g, v, k, rule.beta2, rule.smgc)  # app. C
 
     m = torch.lerp(m, g, 1 - rule.beta1)  # alg. 1, line 4
     v = rule.beta2 * v + (1 - rule.beta2) * (g * g)  # alg. 1, line 5
@@ -205,7 +233,7 @@ def update(
 
 
 def run(steps: Update) -> tuple[Tensor, Tensor, Tensor]:
-    """Carry out an ``update`` whose vectors are whole here: every sum that it asks for is already complete."""
+    """Carry out an ``update`` of vectors that are whole here: every sum that it yields is already complete."""
     try:
         sums = next(steps)
         while True:

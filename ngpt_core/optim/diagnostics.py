@@ -2,14 +2,13 @@
 
     optimizer.diagnostics = Diagnostics(every=100)
     ...
-    optimizer.diagnostics.last        # one record a group, of the latest step looked at
+    optimizer.diagnostics.last        # one record per group, from the latest recorded step
 
-Off, or between the steps looked at, it costs nothing: those steps take the fast path. On several ranks the numbers are those
-of the full tensors. What a record holds stands under ``Diagnostics``.
+Off, or between the recorded steps, it costs nothing: those steps take the fast path. On several ranks the numbers describe
+the full tensors. The fields of a record are listed under ``Diagnostics``.
 """
 
 from collections.abc import Sequence
-from numbers import Integral
 
 import torch
 import torch.distributed as dist
@@ -25,20 +24,20 @@ _SUMS = ("coordinates", "gate", "below", "never", "zero", "clipped", "perturbed"
 
 
 class Diagnostics:
-    """Collects one record a group at the first step that it sees, and again whenever ``every`` more have passed.
+    """Collects one record per group at the first step that it sees, and at every ``every``-th step after it.
 
-    Set ``optimizer.diagnostics = ng.Diagnostics(every=100)`` and read ``optimizer.diagnostics.last``: the steps looked at are
+    Set ``optimizer.diagnostics = ng.Diagnostics(every=100)`` and read ``optimizer.diagnostics.last``: the recorded steps are
     1, 101, 201 and so on.
 
-    every: steps from one look to the next.
-    d_model: what divides the zero-gradient counts; None: the length of the group's unit vectors.
-    keep: how many records to hold, the latest step's in any case; None: all.
-    low, high: the powers of ten between which the histogram has its edges.
+    every: steps from one record to the next.
+    d_model: the divisor of the zero-gradient counts; None: the length of the group's unit vectors.
+    keep: how many records to keep, but always those of the latest step; None: all.
+    low, high: the powers of ten between which the histogram has its edges, two integers.
 
     A record is a dict of plain numbers:
 
     - ``at``: how many steps this object has seen, the first being 1.
-    - ``step``, ``group``, ``name``: t, the group's number, its "name" key (without one its "label", or its number as a text).
+    - ``step``, ``group``, ``name``: t, the group's index, its "name" key (without one its "label", or its index as a text).
     - ``coordinates``: how many there are.
     - ``mean_gate``: the mean of gamma.
     - ``below_gate``: the share of coordinates with d < eps_gate.
@@ -48,20 +47,18 @@ class Diagnostics:
     - ``clipped``: the share of coordinates that SMGC clipped.
     - ``perturbed``: coordinates that PMEN moved (smooth profile: the sum of psi).
     - ``angle_mean``, ``angle_max``: the angle by which unit vectors moved, in radians, after the cap.
-    - ``capped``: the share of vectors that the cap held.
-    - ``histogram``: counts of log10 sqrt(v_hat) between the edges; the ends count what lies outside, but no zeros.
+    - ``capped``: the share of vectors stopped by the cap.
+    - ``histogram``: counts of log10 sqrt(v_hat) between the edges; the ends count what is outside, except zeros.
     """
 
     def __init__(self, every: int = 1, d_model: int | None = None, keep: int | None = None, low: int = -18, high: int = 4):
         if not is_count(every, 1):
             raise ValueError(
-                f"Diagnostics: every counts steps and must be >= 1, got {every!r}. For none set optimizer.diagnostics = None."
+                f"Diagnostics: every counts steps and must be >= 1, got {every!r}. Off is optimizer.diagnostics = None."
             )
         for name, value in (("d_model", d_model), ("keep", keep)):
             if value is not None and not is_count(value, 1):
                 raise ValueError(f"Diagnostics: {name} must be an integer >= 1, or None; got {value!r}.")
-        if not (all(isinstance(x, Integral) for x in (low, high)) and low < high):
-            raise ValueError(f"Diagnostics: low and high are powers of ten, integers with low < high; got {low!r}, {high!r}.")
         self.every, self.d_model, self.keep = every, d_model, keep
         self.edges = [low + i / 4 for i in range(4 * (high - low) + 1)]
         self.records: list[dict] = []
@@ -71,19 +68,19 @@ class Diagnostics:
 
     @property
     def last(self) -> list[dict]:
-        """The records of the latest step looked at, one a group."""
+        """The records of the latest recorded step, one per group."""
         return [r for r in self.records if r["at"] == self.records[-1]["at"]]
 
     def begin(self) -> bool:
-        """Whether this step is looked at."""
+        """Whether this step is recorded."""
         self._parts, self._about = {}, {}
         self._calls += 1
         return (self._calls - 1) % self.every == 0
 
     def add(
-        self, number: int, group: dict, rule: Rule, t: int | Tensor, params: Sequence[Tensor], seen: dict[str, Tensor]
+        self, index: int, group: dict, rule: Rule, t: int | Tensor, params: Sequence[Tensor], seen: dict[str, Tensor]
     ) -> None:
-        """Take the sums of what ``algorithm.update`` has shown for one tensor, or for a stack of them."""
+        """Add up what ``algorithm.update`` has put into ``seen``, for one tensor or for a stack of them."""
         d, scale = seen["d"], seen["scale"]
         sums: dict[str, float | Tensor] = dict.fromkeys(_SUMS, d.new_zeros((), dtype=torch.float64))
         sums |= {"coordinates": d.numel(), "gate": gate(d, rule.a, rule.eps_gate).sum(), "below": (d < rule.eps_gate).sum()}
@@ -101,35 +98,31 @@ class Diagnostics:
         places = torch.bucketize(scale[scale > 0].double().log10(), edges)
         counts = torch.bincount(places, minlength=len(self.edges) + 1).double()
         part = torch.cat([torch.stack([torch.as_tensor(sums[k], device=d.device, dtype=torch.float64) for k in _SUMS]), counts])
-        where = (number, sharding.shard_groups(params[0]))
+        where = (index, sharding.shard_groups(params[0]))
         total, most = self._parts.get(where, (0, largest))
         self._parts[where] = (total + part, torch.maximum(most, largest))
-        about = {
-            "t": t,
-            "name": group.get("name", group.get("label", str(number))),
-            "d": self.d_model or (rule.length if rule.dim is not None else None),
-        }
-        self._about[number] = about
+        d_model = self.d_model or (rule.length if rule.dim is not None else None)
+        self._about[index] = {"t": t, "name": group.get("name", group.get("label", str(index))), "d": d_model}
 
     def end(self) -> None:
-        """Join what the ranks hold, and write the step's records."""
+        """Add up the ranks' parts, and write the records of the step."""
         totals: dict[int, list] = {}
-        for (number, groups), (part, most) in self._parts.items():
+        for (index, groups), (part, most) in self._parts.items():
             part = sharding.all_sum(part.clone(), groups)
             for g in groups:
                 dist.all_reduce(most, op=dist.ReduceOp.MAX, group=g)
-            entry = totals.setdefault(number, [0, 0.0])
+            entry = totals.setdefault(index, [0, 0.0])
             entry[0], entry[1] = entry[0] + part, max(entry[1], float(most))
-        for number, (total, most) in sorted(totals.items()):
-            self.records.append(self._record(number, total.tolist(), most))
+        for index, (total, most) in sorted(totals.items()):
+            self.records.append(self._record(index, total.tolist(), most))
         if self.keep is not None:
             del self.records[: -max(int(self.keep), len(totals))]
 
-    def _record(self, number: int, values: list[float], most: float) -> dict:
-        x, about = dict(zip(_SUMS, values)), self._about[number]
+    def _record(self, index: int, values: list[float], most: float) -> dict:
+        x, about = dict(zip(_SUMS, values)), self._about[index]
         n, rows = max(x["coordinates"], 1), max(x["vectors"], 1)
         return {
-            "at": self._calls, "step": int(torch.as_tensor(about["t"]).max()), "group": number, "name": about["name"],
+            "at": self._calls, "step": int(torch.as_tensor(about["t"]).max()), "group": index, "name": about["name"],
             "coordinates": int(x["coordinates"]), "mean_gate": x["gate"] / n, "below_gate": x["below"] / n,
             "never": x["never"] / n, "zero_gradient": int(x["zero"]),
             "zero_gradient_per_d": x["zero"] / about["d"] if about["d"] else None, "clipped": x["clipped"] / n,

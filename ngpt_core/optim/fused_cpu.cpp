@@ -3,7 +3,7 @@
 A row of w, g, m, v comes from memory once and goes back once, as in a fused AdamW; what the recipe adds happens while the row
 is in the cache. Three sweeps over it:
     1. <w,w> and <w,g>, for the tangent projection;
-    2. projection, SMGC, moments, gate: the direction z goes to a row buffer, with <w,z> and <z,z> (and PMEN, if it asks);
+    2. projection, SMGC, moments, gate: the direction z goes to a row buffer, with <w,z> and <z,z> (and PMEN, where it acts);
     3. w <- A w + B z, where the numbers A and B hold the step, weight decay, the angular cap and Norm at once.
 
 No torch header and no runtime library: a C interface that fused_cpu.py calls. The vectors are the compiler's own (GCC, Clang).
@@ -134,21 +134,37 @@ template <class Body, class... Sums> static inline __attribute__((always_inline)
 
 extern "C" {
 struct Rule {  // one group at one step; fused_cpu.py has the same list
-    double lr, decay, beta1, beta2, eps_gate, eps_num, a, cap, tau, b;
-    int32_t unit, tangent, maximize, bf16, smooth;
+    double lr, decay, beta1, beta2, eps_gate, eps_num, a, cap, R, s_min, strength, tau, b;
+    int64_t smgc_start, pmen_start, pmen_every;
+    int32_t unit, tangent, maximize, smooth, by_row;  // by_row: PMEN's reference
 };
 struct Job {  // one tensor, seen as rows of d coordinates (d = 1, if it is not unit)
     void* w;
     const void* g;
     float *m, *v;
-    int64_t rows, d;
+    int64_t rows, d, t;
     uint64_t offset;                  // PMEN: index of the first coordinate in the full tensor
-    double bc1, bc2;                  // 1 - beta1^t, 1 - beta2^t
-    double clip, floor;               // SMGC: C_R (infinite: off) and sqrt(1 - beta2^k) s_min
-    double noise;                     // PMEN: lambda_noise c (0: off)
-    uint32_t key, t;
+    float limit;                      // of the gradient's magnitudes
+    uint32_t key;
+    int32_t bf16;
 };
 }
+
+/* What depends on t. */
+struct Numbers {
+    double bc1, bc2;                                                    // 1 - beta1^t, 1 - beta2^t
+    double clip = std::numeric_limits<double>::infinity(), floor = 1;   // SMGC: C_R (infinite: off) and sqrt(1 - beta2^k) s_min
+    double noise = 0;                                                   // PMEN: lambda_noise c (0: off)
+
+    Numbers(const Rule& r, const Job& j) : bc1(1 - std::pow(r.beta1, j.t)), bc2(1 - std::pow(r.beta2, j.t)) {
+        if (j.t - 1 >= r.smgc_start) {
+            clip = std::sqrt((r.R - r.beta2) / (1 - r.beta2));             // app. C, eq. C_R
+            floor = std::sqrt(1 - std::pow(r.beta2, j.t - 1)) * r.s_min;   // app. C, eq. v_bar, as sqrt(v_bar)
+        }
+        if (j.t >= r.pmen_start && (j.t - r.pmen_start) % r.pmen_every == 0)
+            noise = r.strength * (r.by_row ? 1 / std::sqrt(j.d) : std::sqrt((1 - r.beta1) / (1 + r.beta1)));  // app. D, eq. c_j
+    }
+};
 
 enum Gate { HALF, ONE, POWER };  // a = 1/2 and eps_num > 0; a = 1; any other
 
@@ -156,15 +172,15 @@ enum Gate { HALF, ONE, POWER };  // a = 1/2 and eps_num > 0; a = 1; any other
 template <Gate gate> struct Moments {
     float beta1, rest1, beta2, rest2, clip, floor, clip2, floor2, root2, eps_num, eps_gate, root_gate, one_a;
 
-    Moments(const Rule& r, const Job& j)
-        : beta1(r.beta1), rest1(1 - r.beta1), beta2(r.beta2), rest2(1 - r.beta2), clip(j.clip),
-          floor(j.floor), clip2(0.999999 * j.clip * j.clip), floor2(j.floor * j.floor), root2(1 / std::sqrt(j.bc2)),
+    Moments(const Rule& r, const Numbers& n)
+        : beta1(r.beta1), rest1(1 - r.beta1), beta2(r.beta2), rest2(1 - r.beta2), clip(n.clip),
+          floor(n.floor), clip2(0.999999 * n.clip * n.clip), floor2(n.floor * n.floor), root2(1 / std::sqrt(n.bc2)),
           eps_num(r.eps_num), eps_gate(r.eps_gate), root_gate(std::sqrt(r.eps_gate)), one_a(1 - r.a) {}
 
     template <class At> inline __attribute__((always_inline)) vec operator()(vec x, float* m, float* v, At at, vec& least_v) const {
         vec v0 = at.load(v, 1e30f);  // lanes beyond the row: never clipped, never the smallest
         vec xx = x * x, bound2 = clip2 * most(v0, all(floor2));
-        if (__builtin_expect(any(xx >= bound2), 0)) {  // app. C; the square root only where a coordinate may ask
+        if (__builtin_expect(any(xx >= bound2), 0)) {  // app. C; the square root only where a coordinate may be clipped
             vec bound = clip * most(root(v0), all(floor));
             x = most(-bound, least(bound, x));  // in this order NaN stays NaN
             xx = x * x;
@@ -195,10 +211,11 @@ template <class Word> static inline Word mix(Word x) {
     return x ^ (x >> 16);
 }
 
-/* PMEN (app. D): z += scale psi(sqrt(v)) xi; with <w,z> and <z,z> anew. Only for rows in which some coordinate asks. */
-static void perturb(const Rule& r, const Job& j, uint64_t index, const float* w, const float* v, float* z, double& wz, double& zz) {
-    const uint32_t k = mix(j.key ^ mix(j.t)), low = (uint32_t)index, high = (uint32_t)(index >> 32);
-    const float scale = -j.noise * j.bc1, tau = r.tau, b = r.b;  // z is multiplied by -lr / bc1
+/* PMEN (app. D): z += scale psi(sqrt(v)) xi; <w,z> and <z,z> are summed again. Only for rows with a coordinate below tau. */
+static void perturb(const Rule& r, const Job& j, const Numbers& now, uint64_t index, const float* w, const float* v, float* z,
+                    double& wz, double& zz) {
+    const uint32_t k = mix(j.key ^ mix((uint32_t)j.t)), low = (uint32_t)index, high = (uint32_t)(index >> 32);
+    const float scale = -now.noise * now.bc1, tau = r.tau, b = r.b;  // z is multiplied by -lr / bc1
     word lane;
     for (int l = 0; l < LANES; l++) lane[l] = l;
     Sum p, q;
@@ -221,10 +238,11 @@ struct Cap {
     explicit Cap(double angle) : cos(std::cos(std::min(angle, M_PI))), sin(std::sin(std::min(angle, M_PI))) {}
 };
 
-/* One unit row. False: it did not move, and w keeps its bits. `ahead`, `ahead_w`: how far the next row is, for prefetching. */
+/* One unit row. False: it did not move, and w keeps its bits. `ahead`, `ahead_w`: how far the next row is, for prefetching.
+   `moments` is a copy: what lies in memory would be read again after every store. */
 template <Gate gate>
-static bool row_step(const Rule& r, const Job& j, Cap cap, float* w, const float* g, float* m, float* v, float* z, uint64_t index,
-                     long ahead, long ahead_w) {
+static bool row_step(const Rule& r, const Job& j, const Numbers& now, const Moments<gate> moments, Cap cap, float* w, const float* g, float* m,
+                     float* v, float* z, uint64_t index, long ahead, long ahead_w) {
     const long n = j.d;
     Sum square, product;
     sweep(n, [&](long i, int u, auto at) {
@@ -235,7 +253,6 @@ static bool row_step(const Rule& r, const Job& j, Cap cap, float* w, const float
     const double ww = square.total;
     const float sign = r.maximize ? -1 : 1, radial = r.tangent ? sign * product.total / std::max(ww, 1e-12) : 0;
 
-    const Moments<gate> moments(r, j);
     Sum p, q;
     vec least_v = all(std::numeric_limits<float>::max());
     sweep(n, [&](long i, int u, auto at) {
@@ -255,9 +272,9 @@ static bool row_step(const Rule& r, const Job& j, Cap cap, float* w, const float
 
     float smallest = least_v[0];
     for (int l = 1; l < LANES; l++) smallest = std::min(smallest, least_v[l]);
-    if (j.noise != 0 && (r.smooth || std::sqrt(smallest) <= (float)r.tau)) perturb(r, j, index, w, v, z, wz, zz);
+    if (now.noise != 0 && (r.smooth || std::sqrt(smallest) <= (float)r.tau)) perturb(r, j, now, index, w, v, z, wz, zz);
 
-    const double step = -r.lr / j.bc1;
+    const double step = -r.lr / now.bc1;
     if (ww == 0 || ((step == 0 || zz == 0) && r.decay == 0)) return false;  // a vector of zero has no sphere to move on
     // The candidate w + step z - decay w, seen from w: `across` = ||u||, `along` = its component along w / ||w||.
     const double norm = std::sqrt(ww), k = wz / ww;
@@ -287,9 +304,9 @@ static bool row_step(const Rule& r, const Job& j, Cap cap, float* w, const float
 }
 
 /* Coordinates without geometry: algorithm 1 and SMGC. */
-template <Gate gate> static void flat_step(const Rule& r, const Job& j, long n, float* w, const float* g, float* m, float* v) {
-    const Moments<gate> moments(r, j);
-    const float step = -r.lr / j.bc1, decay = r.decay, sign = r.maximize ? -1 : 1;
+template <Gate gate>
+static void flat_step(const Rule& r, const Numbers& now, const Moments<gate> moments, long n, float* w, const float* g, float* m, float* v) {
+    const float step = -r.lr / now.bc1, decay = r.decay, sign = r.maximize ? -1 : 1;
     vec unused = {};
     sweep(n, [&](long i, int, auto at) {
         vec y = at.load(w + i);
@@ -315,9 +332,10 @@ static void narrow(const float* from, uint16_t* to, long n) {
 }
 
 /* Rows [first, last) of a unit tensor; coordinates [first, last) of another. */
-template <Gate gate> static void part(const Rule& r, const Job& j, long first, long last, std::vector<float>& buffer) {
+template <Gate gate> static void part(const Rule& r, const Job& j, const Numbers& now, long first, long last, std::vector<float>& buffer) {
     const long d = r.unit ? j.d : last - first;  // what is one row here
-    buffer.resize(3 * d);
+    if (r.unit || j.bf16) buffer.resize(3 * d);
+    const Moments<gate> moments(r, now);
     float *z = buffer.data(), *w32 = z + d, *g32 = w32 + d;
     const Cap cap(r.cap);
     for (long row = first; row < last; row += r.unit ? 1 : last - first) {
@@ -325,21 +343,21 @@ template <Gate gate> static void part(const Rule& r, const Job& j, long first, l
         float *w = (float*)j.w + at, *m = j.m + at, *v = j.v + at;
         const float* g = (const float*)j.g + at;
         uint16_t* half = (uint16_t*)j.w + at;
-        if (r.bf16) {
+        if (j.bf16) {
             widen(half, w = w32, d);
             widen((const uint16_t*)j.g + at, g32, d);
             g = g32;
         }
         bool moved = true;
         if (r.unit)
-            moved = row_step<gate>(r, j, cap, w, g, m, v, z, j.offset + at, ahead, r.bf16 ? 0 : ahead);
+            moved = row_step<gate>(r, j, now, moments, cap, w, g, m, v, z, j.offset + at, ahead, j.bf16 ? 0 : ahead);
         else
-            flat_step<gate>(r, j, d, w, g, m, v);
-        if (r.bf16 && moved) narrow(w, half, d);
+            flat_step<gate>(r, now, moments, d, w, g, m, v);
+        if (j.bf16 && moved) narrow(w, half, d);
     }
 }
 
-/* work(i) for i in [0, total) on several threads of our own: a second OpenMP runtime beside torch's would fight with it. */
+/* work(i) for i in [0, total) on several threads of our own: a second OpenMP runtime would compete with torch's. */
 template <class Work> static void share(long total, int threads, Work work) {
     std::atomic<long> next{0};
     auto loop = [&] {
@@ -350,26 +368,31 @@ template <class Work> static void share(long total, int threads, Work work) {
     try {
         for (long n = std::min<long>(threads, total); n > 1; n--) others.emplace_back(loop);
     } catch (const std::system_error&) {
-    }  // no more threads to be had: those that run take all the work
+    }  // no more threads are available: the running ones do all the work
     loop();
     for (auto& thread : others) thread.join();
 }
 
-/* A tensor cut into pieces of about CHUNK coordinates: rows [first, last) of it. */
+/* A tensor cut into pieces of about `size` coordinates: rows [first, last) of it. */
 struct Piece {
     long job, first, last;
 };
-static void cut(std::vector<Piece>& pieces, long job, long rows, long d) {
-    const long each = std::max(1L, CHUNK / std::max(1L, d));
+static void cut(std::vector<Piece>& pieces, long job, long rows, long d, long size = CHUNK) {
+    const long each = std::max(1L, size / std::max(1L, d));
     for (long i = 0; i < rows; i += each) pieces.push_back({job, i, std::min(rows, i + each)});
 }
 
-extern "C" void ngpt_step(const Rule* r, const Job* jobs, int64_t count, int32_t threads) {
+extern "C" void ngpt_step(const Rule* r, const Job* const* jobs, int64_t count, int32_t threads) {
     std::vector<Piece> pieces;
-    for (long j = 0; j < count; j++) cut(pieces, j, jobs[j].rows, jobs[j].d);
+    std::vector<Numbers> now;
+    for (long j = 0; j < count; j++) {
+        cut(pieces, j, jobs[j]->rows, jobs[j]->d);
+        now.emplace_back(*r, *jobs[j]);
+    }
     auto run = r->a == 0.5 && (float)r->eps_num > 0 ? part<HALF> : r->a == 1 ? part<ONE> : part<POWER>;
     share(pieces.size(), threads, [&](long i, std::vector<float>& buffer) {
-        run(*r, jobs[pieces[i].job], pieces[i].first, pieces[i].last, buffer);
+        const Piece& x = pieces[i];
+        run(*r, *jobs[x.job], now[x.job], x.first, x.last, buffer);
     });
 }
 
@@ -389,15 +412,18 @@ template <class Bits> static bool finite(const Bits* x, long n, Bits limit) {
     return std::max(std::max(a, b), std::max(c, d)) < limit;
 }
 
-extern "C" int32_t ngpt_finite(const void* x, int64_t n, float limit, int32_t bf16, int32_t threads) {
+/* Whether every gradient's magnitudes are below its limit. */
+extern "C" int32_t ngpt_finite(const Job* const* jobs, int64_t count, int32_t threads) {
     std::atomic<bool> good{true};
-    uint32_t bits;
-    std::memcpy(&bits, &limit, 4);
-    const long each = 4 * CHUNK;
-    share((n + each - 1) / each, threads, [&](long i, std::vector<float>&) {
-        const long from = i * each, count = std::min<long>(each, n - from);
-        if (good && !(bf16 ? finite<uint16_t>((const uint16_t*)x + from, count, bits >> 16) :
-                             finite<uint32_t>((const uint32_t*)x + from, count, bits))) good = false;
+    std::vector<Piece> pieces;
+    for (long j = 0; j < count; j++) cut(pieces, j, jobs[j]->rows * jobs[j]->d, 1, 4 * CHUNK);
+    share(pieces.size(), threads, [&](long i, std::vector<float>&) {
+        const long first = pieces[i].first, n = pieces[i].last - first;
+        const Job& j = *jobs[pieces[i].job];
+        uint32_t limit;
+        std::memcpy(&limit, &j.limit, 4);
+        if (good && !(j.bf16 ? finite<uint16_t>((const uint16_t*)j.g + first, n, limit >> 16) :
+                               finite<uint32_t>((const uint32_t*)j.g + first, n, limit))) good = false;
     });
     return good;
 }

@@ -1,26 +1,24 @@
 """Where does the CPU kernel come from? ``fused_cpu.cpp``, compiled on this machine the first time it is needed.
 
-The library lies in the user's cache directory under a name that depends on the source, the flags and what the compiler says
-about itself and this processor: another compiler, another machine on the same home directory or a new version of the source
-gets its own. Several processes may race: each compiles to a file of its own, and the last rename wins with the same content.
+The library is in the user's cache directory, under a name that depends on the source, the flags, the compiler and this
+processor: another compiler, another machine with the same home directory or a new version of the source gets a separate file.
+Several processes may race: each compiles to a separate file, and the last rename wins with the same content.
 """
 
 import ctypes
 import hashlib
-import math
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..files import cache_folder
+from .algorithm import Rule, Slot
 from .pmen import PMEN
 from .smgc import SMGC
 
@@ -29,22 +27,26 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC", "-pthread")
 _TUNE = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
 
-f64, i64, i32 = ctypes.c_double, ctypes.c_int64, ctypes.c_int32
+i64, i32 = ctypes.c_int64, ctypes.c_int32
+
+
+def _fields(**types: str) -> list[Any]:
+    return [(name, getattr(ctypes, f"c_{kind}")) for kind, names in types.items() for name in names.split()]
 
 
 class _Rule(ctypes.Structure):  # the same two lists as in fused_cpu.cpp
-    _fields_ = [(name, f64) for name in ("lr", "decay", "beta1", "beta2", "eps_gate", "eps_num", "a", "cap", "tau", "b")] + [
-        (name, i32) for name in ("unit", "tangent", "maximize", "bf16", "smooth")
-    ]
+    _fields_ = _fields(
+        double="lr decay beta1 beta2 eps_gate eps_num a cap R s_min strength tau b",
+        int64="smgc_start pmen_start pmen_every",
+        int32="unit tangent maximize smooth by_row",
+    )
 
 
 class _Job(ctypes.Structure):
-    _fields_ = (
-        [(name, ctypes.c_void_p) for name in ("w", "g", "m", "v")]
-        + [("rows", i64), ("d", i64), ("offset", ctypes.c_uint64)]
-        + [(name, f64) for name in ("bc1", "bc2", "clip", "floor", "noise")]
-        + [("key", ctypes.c_uint32), ("t", ctypes.c_uint32)]
-    )
+    _fields_ = _fields(void_p="w g m v", int64="rows d t", uint64="offset", float="limit", uint32="key", int32="bf16")
+
+
+_NO_SMGC, _NO_PMEN = SMGC(start=1 << 62), PMEN(strength=0.0)  # what "off" is to the kernel
 
 
 def compiler() -> str | None:
@@ -60,7 +62,7 @@ def kernel_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, ValueError):  # no home folder at all is the second
+    except (OSError, ValueError):  # ValueError: there is no home folder
         return Path(tempfile.mkdtemp(prefix="ngpt-"))
 
 
@@ -96,48 +98,50 @@ def build(folder: Path | None = None) -> Path:
 
 @cache
 def load() -> ctypes.CDLL | str:
-    """The library, or the sentence that says why there is none. Asked once a process."""
+    """The library, or a sentence that says why there is none. Computed once per process."""
     try:
         library = ctypes.CDLL(str(build()))
     except (RuntimeError, OSError) as error:
         return str(error)
-    library.ngpt_step.argtypes = (ctypes.POINTER(_Rule), ctypes.POINTER(_Job), i64, i32)
-    library.ngpt_step.restype = None
-    library.ngpt_finite.argtypes, library.ngpt_finite.restype = (ctypes.c_void_p, i64, ctypes.c_float, i32, i32), i32
+    library.ngpt_step.argtypes, library.ngpt_step.restype = (ctypes.POINTER(_Rule), ctypes.c_void_p, i64, i32), None
+    library.ngpt_finite.argtypes, library.ngpt_finite.restype = (ctypes.c_void_p, i64, i32), i32
     return library
 
 
-def finite(x: Tensor, limit: float = math.inf) -> bool:
-    """Whether every magnitude in a contiguous float32 or bfloat16 tensor is below ``limit``, and so neither nan nor inf."""
-    return bool(load().ngpt_finite(x.data_ptr(), x.numel(), limit, x.dtype == torch.bfloat16, torch.get_num_threads()))  # type: ignore[union-attr]  # ``fused`` has asked: it is no sentence
+def _job(slot: Slot, unit: bool) -> _Job:
+    """The slot as the kernel reads it: what does not change between steps. Gradient and t are written at each step."""
+    w, d = slot.w, slot.w.shape[-1] if unit else 1
+    job = _Job(w.data_ptr(), 0, slot.m.data_ptr(), slot.v.data_ptr(), w.numel() // max(d, 1), d, 0, slot.offset, slot.limit,
+               slot.key, w.dtype == torch.bfloat16)  # fmt: skip
+    job.address = ctypes.addressof(job)  # while the slot keeps the job, this is where it is
+    return job
 
 
-def step(
-    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[int | Tensor],
-    *, lr: float | Tensor, decay: float | Tensor, beta1: float, beta2: float, eps_gate: float, eps_num: float, a: float,
-    unit: bool, tangent: bool, smgc: SMGC | None, pmen: PMEN | None, keys: Sequence[int], offsets: Sequence[int],
-    cap: float | Tensor | None, maximize: bool, mask: Tensor | None,
-) -> None:  # fmt: skip
-    """One step of one group, in place: ``fused.fused_step`` for tensors of one dtype on the CPU."""
-    if mask is not None and not mask:
-        return
-    rule = _Rule(
-        float(lr), float(decay), beta1, beta2, eps_gate, eps_num, a, -1.0 if cap is None else float(cap),
-        pmen.tau if pmen else 0.0, pmen.b if pmen else 0.0,
-        unit, tangent, maximize, params[0].dtype == torch.bfloat16, pmen is not None and pmen.profile == "smooth",
+def finite(slots: list[Slot]) -> bool:
+    """Whether every magnitude in contiguous float32 or bfloat16 gradients is below its limit, and so neither nan nor inf."""
+    jobs = []
+    for slot in slots:
+        slot.job.g = slot.g.data_ptr()
+        jobs.append(slot.job.address)
+    count = len(jobs)
+    return bool(load().ngpt_finite((ctypes.c_void_p * count)(*jobs), count, torch.get_num_threads()))  # type: ignore[union-attr]  # a slot has a job once a step has loaded it
+
+
+def step(slots: list[Slot], rule: Rule) -> None:
+    """One step of one group, in place: ``fused.fused_step`` for tensors on the CPU. A masked step does not come here."""
+    smgc, pmen, unit = rule.smgc or _NO_SMGC, rule.pmen or _NO_PMEN, rule.dim is not None
+    numbers = _Rule(
+        rule.lr, rule.decay, rule.beta1, rule.beta2, rule.eps_gate, rule.eps_num, rule.a,
+        -1.0 if rule.cap is None else rule.cap, smgc.R, smgc.s_min, pmen.strength, pmen.tau, pmen.b,
+        int(smgc.start), int(pmen.start), int(pmen.every),
+        unit, unit and rule.tangent, rule.maximize, pmen.profile == "smooth", pmen.reference == "row",
     )  # fmt: skip
-    jobs: list[Any] = []  # tuples, of which ctypes makes its structures
-    for w, g, m, v, t, key, offset in zip(params, grads, exp_avgs, exp_avg_sqs, steps, keys, offsets):
-        t, d = int(t), w.shape[-1] if unit else 1
-        clip, floor = math.inf, 1.0
-        if smgc is not None and t - 1 >= smgc.start:
-            clip = math.sqrt((smgc.R - beta2) / (1 - beta2))  # app. C, eq. C_R
-            floor = math.sqrt(1 - beta2 ** (t - 1)) * smgc.s_min  # app. C, eq. v_bar, as sqrt(v_bar)
-        noise = 0.0
-        if pmen is not None and pmen.due(t):
-            c = 1 / math.sqrt(d) if pmen.reference == "row" else math.sqrt((1 - beta1) / (1 + beta1))  # app. D, eq. c_j
-            noise = pmen.strength * c
-        jobs.append((w.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), w.numel() // d, d, offset,
-                     1 - beta1**t, 1 - beta2**t, clip, floor, noise, key, t & 0xFFFFFFFF))  # fmt: skip
-    load().ngpt_step(rule, (_Job * len(jobs))(*jobs), len(jobs), torch.get_num_threads())  # type: ignore[union-attr]  # ``fused`` has asked: it is no sentence
+    jobs = []
+    for slot in slots:
+        job = slot.job
+        if job is None:
+            job = slot.job = _job(slot, unit)
+        job.g, job.t = slot.g.data_ptr(), int(slot.t)
+        jobs.append(job.address)
+    count = len(jobs)
+    load().ngpt_step(numbers, (ctypes.c_void_p * count)(*jobs), count, torch.get_num_threads())  # type: ignore[union-attr]  # ``usable`` was asked

@@ -1,12 +1,12 @@
-"""What is the whole step on a GPU? One Triton program a row: a row is read once, written once, and nothing else is stored.
+"""What is the whole step on a GPU? One Triton program per row: a row is read once, written once, and nothing else is stored.
 
 The same step as ``algorithm.update``, in the same order. All of a row lives in registers, so the sums that fused_cpu.cpp takes
 in sweeps are plain reductions here. The numbers of a step (t, lr, the decay factor, cap) may be tensors on the device, and so
-may the mask of the non-finite check: then the host waits for nothing and a CUDA graph can hold the step. PMEN's signs are the
+can the mask of the non-finite check: then the host waits for nothing and a CUDA graph can hold the step. PMEN's signs are the
 counter-based ones of ``pmen.signs``, bit for bit.
 
 Checked in Triton's interpreter against the readable path, and compiled ahead of time for sm_80 and sm_90. The interpreter
-checks the algebra only: nobody has timed these kernels on a GPU yet, and no speed is claimed for them.
+checks only the algebra: these kernels have not been timed on a GPU yet, and no speed is claimed for them.
 
 Symbols: those of algorithm.py. Also
     delta  the displacement with PMEN's noise, without weight decay      k    its component along w, <w, delta> / <w, w>
@@ -14,16 +14,16 @@ Symbols: those of algorithm.py. Also
 """
 
 import math
-from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .pmen import PMEN, _mix
-from .smgc import SMGC
+from .algorithm import Rule, Slot
+from .pmen import _mix
 
 MAX_ROW = 16384  # coordinates of a row that fit in one program's registers
 _CHUNK = 1024  # coordinates of a program where there are no rows
@@ -192,7 +192,7 @@ def usable(p: Tensor, unit_dim: int | None) -> str | None:
 
 
 def warps(block: int) -> int:
-    """Warps of a program: eight coordinates a thread, as far as that goes; more would spill registers."""
+    """Warps of a program: eight coordinates per thread, up to 32 warps; more would spill registers."""
     return min(32, max(1, block // 256))
 
 
@@ -201,16 +201,10 @@ def _signed(x: int) -> int:
     return (x & 0xFFFFFFFF) - ((x & 0x80000000) << 1)
 
 
-def step(
-    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[int | Tensor],
-    *, lr: float | Tensor, decay: float | Tensor, beta1: float, beta2: float, eps_gate: float, eps_num: float, a: float,
-    unit: bool, tangent: bool, smgc: SMGC | None, pmen: PMEN | None, keys: Sequence[int], offsets: Sequence[int],
-    cap: float | Tensor | None, maximize: bool, mask: Tensor | None,
-) -> None:  # fmt: skip
-    """One step of one group, in place: ``fused.fused_step`` for tensors on one GPU. One launch a tensor."""
-    device = params[0].device
-    numbers: list[float | Tensor] = [lr, decay, 1.0, 0.0]
+def step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> None:
+    """One step of one group, in place: ``fused.fused_step`` for tensors on one GPU. One launch per tensor."""
+    device, beta1, beta2, smgc, cap = slots[0].w.device, rule.beta1, rule.beta2, rule.smgc, _here(rule.cap, slots[0].w.device)
+    numbers: list[float | Tensor] = [_here(rule.lr, device), _here(rule.decay, device), 1.0, 0.0]
     if isinstance(cap, Tensor):
         cap = cap.clamp(max=math.pi)
         numbers[2:] = cap.cos(), cap.sin()
@@ -218,35 +212,44 @@ def step(
         numbers[2:] = math.cos(min(cap, math.pi)), math.sin(min(cap, math.pi))
     on_device = any(isinstance(x, Tensor) for x in numbers)
     if on_device:  # all of them, then; a fill is queued like any kernel, nothing waits
-        numbers = [x.to(device) if isinstance(x, Tensor) else torch.full((), x, device=device) for x in numbers]
+        numbers = [x if isinstance(x, Tensor) else torch.full((), x, device=device) for x in numbers]
     logs = [math.log(x) if x > 0 else -1e4 for x in (beta1, beta2)]  # a finite one: 0^0 is 1
     C_R = math.sqrt((smgc.R - beta2) / (1 - beta2)) if smgc else 0.0
-    s_min, smgc_start = (smgc.s_min, smgc.start) if smgc else (0.0, 0)
-    gate = _HALF if a == 0.5 else _ONE if a == 1 else _POWER
+    s_min = smgc.s_min if smgc else 0.0
+    limits = C_R, s_min, smgc.start if smgc else 0
+    gate = _HALF if rule.a == 0.5 else _ONE if rule.a == 1 else _POWER
+    common = dict(DEVICE=on_device, MASKED=mask is not None, GATE=gate, MAXIMIZE=rule.maximize)
 
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        for w, g, m, v, t, key, offset in zip(params, grads, exp_avgs, exp_avg_sqs, steps, keys, offsets):
-            bc1, bc2, floor, clip, noisy, counter = 1.0, 1.0, 0.0, smgc is not None, pmen is not None, True
+        for slot in (slot for slot in slots if slot.w.numel()):
+            w, g, m, v, t, key, pmen = slot.w, slot.g, slot.m, slot.v, _here(slot.t, device), slot.key, rule.pmen
+            offset, bc1, bc2, floor, clip, counter = slot.offset or 0, 1.0, 1.0, 0.0, smgc is not None, True
             if not isinstance(t, Tensor):  # the host counts: it decides what is due, and makes the numbers that depend on t
+                t = int(t)
                 bc1, bc2 = 1 - beta1**t, 1 - beta2**t
-                clip, noisy = smgc is not None and t - 1 >= smgc.start, pmen is not None and pmen.due(t)
+                clip, pmen = smgc is not None and t - 1 >= smgc.start, pmen if pmen and pmen.due(t) else None
                 floor = math.sqrt(1 - beta2 ** (t - 1)) * s_min
                 key, counter = _mix(key ^ _mix(t & 0xFFFFFFFF)), False
-            shared = (bc1, bc2, floor, *logs, 1 - beta1, beta2, 1 - beta2, eps_gate, eps_num, 1 - a, C_R, s_min, smgc_start)
-            flags = dict(COUNTER=counter, DEVICE=on_device, MASKED=mask is not None, CLIP=clip, GATE=gate, MAXIMIZE=maximize)
-            if not unit:
+            shared = (bc1, bc2, floor, *logs, 1 - beta1, beta2, 1 - beta2, rule.eps_gate, rule.eps_num, 1 - rule.a, *limits)
+            flags = dict(COUNTER=counter, CLIP=clip, **common)
+            if rule.dim is None:
                 grid = (triton.cdiv(w.numel(), _CHUNK),)
                 flat_kernel[grid](w, g, m, v, t, *numbers[:2], mask, *shared, w.numel(), BLOCK=_CHUNK, **flags)
                 continue
             d = w.shape[-1]
             noise, tau, b, start, every, smooth = 0.0, 1.0, 1.0, 1, 1, False
-            if pmen is not None and noisy:
+            if pmen is not None:
                 c = 1 / math.sqrt(d) if pmen.reference == "row" else math.sqrt((1 - beta1) / (1 + beta1))  # app. D, eq. c_j
                 noise, tau, b, start, every = pmen.strength * c, pmen.tau, pmen.b, pmen.start, pmen.every
                 smooth = pmen.profile == "smooth"
             BLOCK = triton.next_power_of_2(d)
             row_kernel[(w.numel() // d,)](
                 w, g, m, v, t, *numbers, mask, *shared, noise, tau, b, start, every, _signed(key), _signed(offset),
-                _signed(offset >> 32), d, BLOCK=BLOCK, TANGENT=tangent, NOISE=noisy, SMOOTH=smooth,
+                _signed(offset >> 32), d, BLOCK=BLOCK, TANGENT=rule.tangent, NOISE=pmen is not None, SMOOTH=smooth,
                 CAP=cap is not None, num_warps=warps(BLOCK), **flags,
             )  # fmt: skip
+
+
+def _here(x: Any, device: torch.device) -> Any:
+    """A tensor on this device as it is; one elsewhere as a number."""
+    return x.item() if isinstance(x, Tensor) and x.device != device else x

@@ -1,10 +1,11 @@
 """How does one swap AdamW for the paper's optimizer? ``GatedAdamW``: a torch.optim.Optimizer around ``algorithm.update``.
 
-The mathematics is in ``algorithm.py`` (Algorithm 1 and its order), ``smgc.py``, ``pmen.py`` and ``sphere.py``. Here is the
-bookkeeping: groups, state, which path a tensor takes, and what a training loop expects of an optimizer.
+The mathematics is in ``algorithm.py`` (Algorithm 1 and its order), which calls ``smgc.py``, ``pmen.py`` and ``sphere.py``.
+This file is the shell: groups, state, and what a training loop expects of an optimizer. ``paths.py`` plans a group's steps.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import TypeVar, overload
 
 import torch
@@ -12,11 +13,10 @@ from torch import Tensor
 
 from .. import checks
 from . import groups as rules
-from . import sharding
 from .algorithm import gate, gate_power
 from .diagnostics import Diagnostics
 from .nonfinite import Watch, capturing
-from .paths import Slot, check_written, limit_of, require_fused, step_group
+from .paths import Plan, check_written, step_group
 from .pmen import PMEN
 from .smgc import SMGC
 
@@ -34,9 +34,9 @@ class GatedAdamW(torch.optim.Optimizer):
         \theta_t = \theta_{t-1} - \eta_t \left(\alpha\, \gamma_t \odot \frac{\hat m_t}{d_t} + \lambda\, \theta_{t-1}\right)
 
     The formula is written with ``decay="eta"``; by default lambda is multiplied by lr. With ``a=1, eps_num=0, eps_gate=eps,
-    unit_dim=None`` it is ``torch.optim.AdamW`` with that eps and the same lr, betas and weight_decay, whose defaults differ (to
-    rounding: the fused step adds the decay to the update, where torch multiplies by 1 - lr lambda first).
-    Every keyword but ``nonfinite`` is also a key of a parameter group.
+    unit_dim=None`` it is ``torch.optim.AdamW`` with that eps and the same lr, betas and weight_decay (the defaults differ), to
+    rounding: the fused step adds the decay to the update, where torch multiplies by 1 - lr lambda first.
+    Every keyword except ``nonfinite`` is also a key of a parameter group.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> weights = model.parameters()
@@ -62,22 +62,23 @@ class GatedAdamW(torch.optim.Optimizer):
         pmen: Post-Moment Exploration Noise, ``PMEN(...)`` or None.
         cap: the Angular Step Cap in radians, or None. A schedule writes it as it writes ``lr``.
         nonfinite: what a gradient with nan or inf does: "raise" a ValueError that names it, "skip" the step and count it in
-            ``optimizer.skipped``, or "off". So does one so large that its square could overflow, and v with it for ever (1.8e19
-            in float32; where ``tangent`` is on, that over 1 + the root of the rows' length). On an accelerator the update is
-            masked there and then, and the error or the count comes with the next step, so that the host never waits.
+            ``optimizer.skipped``, or "off". The same holds for a gradient so large that its square could overflow, and v with
+            it forever (1.8e19 in float32; with ``tangent``, divided by 1 + the root of the rows' length). On an accelerator
+            the update is masked at once, and the error or the count comes with the next step, so that the host never waits.
         maximize: ascend instead of descending.
         foreach: stack tensors of one shape and update them together. None: the small ones, on accelerators.
         capturable: keep the step counter on the device, so that a CUDA graph can hold the step. (``lr`` and ``cap`` must
             then be tensors to change between replays.)
-        fused: None: a one-pass kernel for the tensors that have one; True: an error that says why where one has none;
-            False: the plain path.
+        fused: None: a one-pass kernel for the tensors that can take one; True: an error for a tensor that cannot, with the
+            reason; False: the plain path.
 
     State: ``step``, ``exp_avg``, ``exp_avg_sq``, as torch's AdamW names them (float32 for half-precision parameters). A
-    state_dict of torch's AdamW can be loaded; its eps is not used (a warning says so where eps_gate is another number).
+    state_dict of torch's AdamW can be loaded; its eps is not used (with a warning if eps_gate is another number).
     ``optimizer.diagnostics = Diagnostics()`` shows what happens inside.
     """
 
     _building = False  # while the constructor adds groups: none is normalized before all are checked
+    _plans: list[Plan] = []  # noqa: RUF012  one per group, replaced as a whole; a copy of the optimizer makes its own
 
     def __init__(
         self,
@@ -119,8 +120,8 @@ class GatedAdamW(torch.optim.Optimizer):
 
     @property
     def skipped(self) -> int:
-        """How many steps ``nonfinite="skip"`` has left out. A ``state_dict`` holds the number under a key of its own, unless it
-        is 0; torch.distributed.checkpoint's ``get_optimizer_state_dict`` leaves that key out."""
+        """How many steps ``nonfinite="skip"`` has left out. A ``state_dict`` has it under the key "skipped", unless it is 0;
+        torch.distributed.checkpoint's ``get_optimizer_state_dict`` drops that key."""
         return self._watch.skipped
 
     def add_param_group(self, param_group: dict) -> None:
@@ -129,10 +130,10 @@ class GatedAdamW(torch.optim.Optimizer):
         try:
             rules.check_keys(param_group)
             group.setdefault("alpha", float(group["lr"]) if checks.is_number(group["lr"]) else None)
-            first = sum(len(g["params"]) for g in self.param_groups[:-1])
+            first = self._firsts()[-1]
             rules.check(group, first)
             if group["unit_dim"] is not None:
-                group["unit_dim"] = int(group["unit_dim"])  # numpy's integers would not come back from a state
+                group["unit_dim"] = int(group["unit_dim"])  # a state with numpy's integers could not be loaded
             rules.check_names(self.param_groups)
             if not self._building:
                 rules.normalize(group, rules.sizes(group, first))
@@ -144,77 +145,54 @@ class GatedAdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], Loss]) -> Loss: ...
-    @torch._disable_dynamo  # torch.compile leaves the step as it is: its kernels are fused already
+    @torch._disable_dynamo  # torch.compile does not trace the step: its kernels are fused already
     @torch.no_grad()
     def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:
         """One step for every parameter that has a gradient. Returns the closure's loss, if there is a closure."""
-        self._check_capture()
+        if capturing() and not all(group["capturable"] for group in self.param_groups):
+            raise ValueError(
+                "GatedAdamW: this step is being captured into a CUDA graph, but its counter is on the host and would stay at "
+                "one value in every replay. Build the optimizer with capturable=True."
+            )
         self._watch.settle()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
 
-        for number, group in enumerate(self.param_groups):
-            check_written(number, group)
-        work = [self._slots(group, first) for group, first in zip(self.param_groups, self._firsts())]
-        slots = [slot for group in work for slot in group]
-        go = self._watch.look([s.g for s in slots], [s.limit for s in slots], [s.p for s in slots], [s.name for s in slots],
-                              [self.state[s.p].get("step") if s.p in self.state else None for s in slots])  # fmt: skip
-        if go is False:
-            return loss
-        mask = None if go is True else go
-        probe = self.diagnostics if self.diagnostics is not None and self.diagnostics.begin() else None
-        for group, members in zip(self.param_groups, work):
-            require_fused(group, members, mask, probe)  # before anything changes
-        for number, (group, members) in enumerate(zip(self.param_groups, work)):
-            self._count(group, members, mask)
-            step_group(number, group, members, mask, probe)
-        if mask is not None:
-            self._watch.counted([s.step for s in slots], [isinstance(s.t, int) for s in slots])
-        if probe is not None:
-            probe.end()
+        for index, group in enumerate(self.param_groups):
+            check_written(index, group)
+        try:
+            self._update()
+        finally:
+            for plan in self._plans:
+                plan.release()
         return loss
 
-    def _check_capture(self) -> None:
-        if capturing() and not all(group["capturable"] for group in self.param_groups):
-            raise ValueError(
-                "GatedAdamW: this step is being captured into a CUDA graph, but its counter is on the host and would stay at "
-                "one value in every replay. Build the optimizer with capturable=True."
-            )
+    def _update(self) -> None:
+        old, self._plans = self._plans, []
+        for i, (group, first) in enumerate(zip(self.param_groups, self._firsts())):
+            fits = i < len(old) and old[i].refresh(group, first, self.state)
+            self._plans.append(old[i] if fits else Plan(group, first, self.state))
+        slots = [slot for plan in self._plans for slot in plan.slots]
+        go = self._watch.look(slots)
+        if go is False:
+            return
+        mask = None if go is True else go
+        probe = self.diagnostics if self.diagnostics is not None and self.diagnostics.begin() else None
+        work = list(zip(self.param_groups, self._plans))
+        routes = [plan.routes(group, mask is not None, probe is not None) for group, plan in work]  # errors come before changes
+        for group, plan in work:
+            plan.count(group, self.state, mask)
+        self._watch.counted()
+        for index, (group, route) in enumerate(zip(self.param_groups, routes)):
+            step_group(index, group, route, mask, probe)
+        if probe is not None:
+            probe.end()
 
     def _firsts(self) -> list[int]:
-        firsts = [0]
-        for group in self.param_groups:
-            firsts.append(firsts[-1] + len(group["params"]))
-        return firsts[:-1]
-
-    def _slots(self, group: dict, first: int) -> list[Slot]:
-        slots = []
-        for name, p in rules.named(group, first):
-            if (grad := p.grad) is None:
-                continue
-            if grad.is_sparse:
-                raise ValueError(
-                    f"GatedAdamW: the gradient of {name!r} is sparse, and the moments need dense ones. Build its embedding "
-                    "with sparse=False, or give it to torch.optim.SparseAdam."
-                )
-            slots.append(Slot(name, p, sharding.local(p), sharding.local_grad(p, grad), limit_of(group, p)))
-        return slots
-
-    def _count(self, group: dict, slots: list[Slot], mask: Tensor | None) -> None:
-        """Create the state where there is none, and count the step: t, from 1."""
-        for slot in slots:
-            state = self.state[slot.p]
-            if not state:
-                dtype = torch.float64 if slot.p.dtype == torch.float64 else torch.float32
-                state["step"] = torch.zeros((), dtype=torch.float32, device=slot.w.device if group["capturable"] else "cpu")
-                state["exp_avg"] = torch.zeros_like(slot.p, dtype=dtype)
-                state["exp_avg_sq"] = torch.zeros_like(slot.p, dtype=dtype)
-            slot.step, slot.m, slot.v = state["step"], sharding.local(state["exp_avg"]), sharding.local(state["exp_avg_sq"])
-            slot.t = slot.step if group["capturable"] else int(slot.step.item()) + 1
-        if slots:
-            torch._foreach_add_([slot.step for slot in slots], 1 if mask is None or not group["capturable"] else mask)
+        """The index of each group's first parameter among those of all groups."""
+        return [0, *accumulate(len(group["params"]) for group in self.param_groups)][:-1]
 
     # ---- state: plain values out, and back in ------------------------------------------------------------------------
 
@@ -232,31 +210,28 @@ class GatedAdamW(torch.optim.Optimizer):
             for i, (group, own, first) in enumerate(zip(state_dict["param_groups"], self.param_groups, self._firsts())):
                 group = {**group, "params": own["params"]}
                 rules.check(group, first)
-                if group["unit_dim"] != own["unit_dim"]:  # these vectors were on no sphere, or on another
+                if group["unit_dim"] != own["unit_dim"]:  # these vectors were not unit vectors, or along another dimension
                     moved[i] = rules.sizes(group, first)
         numbers = [n for group in saved for n in group["params"]]
-        params = [pair for group, first in zip(self.param_groups, self._firsts()) for pair in rules.named(group, first)]
+        params = [pair for group in zip(self.param_groups, self._firsts()) for pair in rules.named_parameters(*group)]
         rules.check_state(state_dict["state"])
         for group, own_group in zip(saved, self.param_groups):
             rules.check_foreign(group, own_group)
-        moments = {
-            (name, p, key): state_dict["state"][n][key]
-            for n, (name, p) in zip(numbers, params)
-            for key in ("exp_avg", "exp_avg_sq")
-            if key in state_dict["state"].get(n, ())
-        }
-        for (name, p, key), moment in moments.items():
+        kept = [(name, p, state_dict["state"].get(n) or {}) for n, (name, p) in zip(numbers, params)]
+        moments = [(name, p, key, entry[key]) for name, p, entry in kept for key in ("exp_avg", "exp_avg_sq") if key in entry]
+        for name, p, key, moment in moments:
             if moment.shape != p.shape:
                 raise ValueError(
                     f"GatedAdamW: {key} must have its parameter's shape; for {name!r} the state holds {tuple(moment.shape)}, "
                     f"and the parameter is {tuple(p.shape)}. Load the state of the same model, parameters in the same order."
                 )
         super().load_state_dict(state_dict)
+        self._plans = []  # they would keep the old counters
         self._watch.skipped = state_dict.get("skipped", 0)
         for i, found in moved.items():
             rules.normalize(self.param_groups[i], found)
-        # torch casts the state to the parameter's dtype; for half precision that would throw the moments' digits away
-        for (_, p, key), moment in moments.items():
+        # torch casts the state to the parameter's dtype; in half precision the moments would lose digits
+        for _, p, key, moment in moments:
             if p.dtype in (torch.bfloat16, torch.float16):
                 self.state[p][key] = moment.to(device=p.device, dtype=torch.float32, copy=True)
         for group in self.param_groups:

@@ -1,6 +1,6 @@
-"""Is this parameter group one that GatedAdamW can work with? The rules, and the error that states each of them.
+"""Can GatedAdamW work with this parameter group? The rules, and the error that states each of them.
 
-A slip is answered before anything is changed, with the rule, the value received and what to do.
+An error comes before anything is changed, with the rule, the value received and what to do.
 """
 
 import warnings
@@ -20,7 +20,7 @@ _SETTINGS = {"smgc": SMGC, "pmen": PMEN}
 
 
 def check(group: dict, first: int = 0) -> None:
-    """Raise a ValueError if a value of the group breaks a rule. ``first``: the number of its first parameter."""
+    """Raise a ValueError if a value of the group breaks a rule. ``first``: the index of its first parameter."""
 
     def rule(holds: bool, text: str) -> None:
         if not holds:
@@ -31,10 +31,9 @@ def check(group: dict, first: int = 0) -> None:
         rule(holds, f"{name} must be a finite number {'>=' if zero else '>'} 0, got {group[name]!r}. {usual}")
 
     lr, betas, cap, dim = group["lr"], group["betas"], group["cap"], group["unit_dim"]
-    rule(is_number(lr), f"lr must be one number, got {lr!r}. A group of its own can have an lr of its own.")
+    rule(is_number(lr), f"lr must be one number, got {lr!r}. For several rates, use several groups.")
     positive("lr", "Usual: 0.24/sqrt(d_model) for unit rows.", zero=True)
-    two = isinstance(betas, (tuple, list)) and len(betas) == 2
-    two = two and all(is_number(b) and 0 <= b < 1 for b in betas)
+    two = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
     rule(two, f"betas must be two numbers in [0, 1), got {betas!r}. Paper: (0.975, 0.975).")
     rule(
         is_within(group["eps_gate"], LEAST_DIVISOR),
@@ -63,79 +62,79 @@ def check(group: dict, first: int = 0) -> None:
         value = group[name]
         rule(value is None or isinstance(value, kind), f"{name} must be {kind.__name__}(...) or None, got {value!r}.")
     rule(dim is None or is_integer(dim), f"unit_dim must be an integer or None, got {dim!r}.")
-    for name, p in named(group, first):
+    for name, p in named_parameters(group, first):
         rule(p.is_floating_point(), f"parameters must be real floating-point tensors, {name!r} is {p.dtype}.")
         if dim is not None:
             rule(
                 -p.ndim <= dim < p.ndim,
                 f"unit_dim={dim} is not a dimension of {name!r}, whose shape is {tuple(p.shape)}. Put it into a group with "
-                "unit_dim=None, or with one of its own dimensions.",
+                "unit_dim=None, or with one of its dimensions.",
             )
             rule(not p.is_meta, f"{name!r} is on the meta device and has no values to normalize. Materialize the model first.")
 
 
 def check_keys(group: dict) -> None:
-    """Keys that look as if they did something, and would not."""
+    """Keys that look useful and would have no effect."""
     for key, instead in (
         ("eps", "AdamW's eps is two numbers here: eps_gate, the gate's threshold (with a=1 it is AdamW's eps), and eps_num."),
-        ("nonfinite", "It holds for all groups: give it to the constructor."),
+        ("nonfinite", "It applies to all groups: pass it to the constructor."),
     ):
         if key in group:
-            raise ValueError(f"GatedAdamW: {key} is no key of a parameter group; got {group[key]!r}. {instead}")
+            raise ValueError(f"GatedAdamW: {key} is not a key of a parameter group; got {group[key]!r}. {instead}")
 
 
 def check_names(groups: list[dict]) -> None:
-    """PMEN's signs come from names: two parameters of one name would be given the same noise."""
+    """PMEN's signs come from the names: two parameters with the same name would get the same noise."""
     seen = set()
     for group in groups:
         if group["pmen"] is None or group["unit_dim"] is None or not group.get("param_names"):
             continue
-        for name, _ in named(group):
+        for name, _ in named_parameters(group):
             if name in seen:
                 raise ValueError(
                     f"GatedAdamW: pmen draws its signs from the parameters' names, and two are called {name!r}: they would get "
-                    "the same noise. Give them names of their own."
+                    "the same noise. Give them different names."
                 )
             seen.add(name)
 
 
 def check_state(state: dict) -> None:
-    """The saved state must be one of (Gated)AdamW: a counter and two moments for each parameter that has any."""
+    """The saved state must come from (Gated)AdamW: a counter and two moments for each parameter that has a state."""
     wanted, extra = {"exp_avg", "exp_avg_sq", "step"}, "max_exp_avg_sq"
     for i, entry in state.items():
         if entry and not (wanted <= entry.keys() and extra not in entry):
             raise ValueError(
-                f"GatedAdamW: the state of a parameter must have {', '.join(sorted(wanted))}, as AdamW's has, and no {extra} "
-                f"(amsgrad); that of parameter {i} has {', '.join(sorted(map(str, entry)))}. Load the state of a GatedAdamW or "
-                "AdamW, or begin without one."
+                f"GatedAdamW: the state of a parameter must have {', '.join(sorted(wanted))}, as AdamW's does, and no {extra} "
+                f"(amsgrad); parameter {i} has {', '.join(sorted(map(str, entry)))}. Load the state of a GatedAdamW or AdamW, "
+                "or start without one."
             )
 
 
 def check_foreign(saved: dict, own: dict) -> None:
-    """What a group of torch's Adam or AdamW says and GatedAdamW does otherwise: refused, or told."""
+    """Settings of torch's Adam or AdamW that GatedAdamW treats differently: an error, or a warning."""
     if "eps_gate" in saved:  # our own
         return
     if saved.get("weight_decay") and not saved.get("decoupled_weight_decay", True):
         raise ValueError(
             "GatedAdamW: weight decay acts on the parameters, as AdamW's does, not on the gradient (L2), as in the state of an "
-            f"Adam with weight_decay={saved['weight_decay']!r}. Set that to 0 in the state's groups, or begin without a state."
+            f"Adam with weight_decay={saved['weight_decay']!r}. Set it to 0 in the state's groups, or start without a state."
         )
     if saved.get("eps", own["eps_gate"]) != own["eps_gate"]:
         warnings.warn(
-            f"GatedAdamW: the state's eps = {saved['eps']!r} is not used, but this one's eps_gate = {own['eps_gate']!r}. For "
-            f"AdamW's steps build it with a=1, eps_num=0, eps_gate={saved['eps']!r}.",
+            f"GatedAdamW: the state's eps = {saved['eps']!r} is not used; this optimizer has eps_gate = {own['eps_gate']!r}. "
+            f"For AdamW's steps, build it with a=1, eps_num=0, eps_gate={saved['eps']!r}.",
             stacklevel=3,
         )
 
 
-def named(group: dict, first: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """(name, parameter). Without names, parameters are called by the order in which they were added: "0", "1", ..."""
+def named_parameters(group: dict, first: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """(name, parameter). Without names, parameters are numbered in the order in which they were added: "0", "1", ..."""
     names = group.get("param_names") or [str(first + i) for i in range(len(group["params"]))]
     return zip(map(bare, names), group["params"])
 
 
 def bare(name: str) -> str:
-    """The name in the user's model: without what torch.compile, activation checkpointing and DDP put into it."""
+    """The name in the user's model, without the prefixes of torch.compile, activation checkpointing and DDP."""
     for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")
@@ -143,9 +142,9 @@ def bare(name: str) -> str:
 
 @torch.no_grad()
 def sizes(group: dict, first: int = 0) -> list[Tensor]:
-    """The sum of magnitudes of every vector, one tensor a parameter. A vector without a direction is a ValueError."""
+    """The sum of magnitudes of every vector, one tensor per parameter. A vector without a direction is a ValueError."""
     dim = group["unit_dim"]
-    names, params = zip(*named(group, first)) if group["params"] and dim is not None else ((), ())
+    names, params = zip(*named_parameters(group, first)) if group["params"] and dim is not None else ((), ())
     found = []
     for p in params:
         size = widen(sharding.local(p)).abs().sum(dim, keepdim=True)
@@ -163,16 +162,16 @@ def sizes(group: dict, first: int = 0) -> list[Tensor]:
             where = f"at {place} of its other dimensions"
         raise ValueError(
             f"GatedAdamW: unit_dim={dim} asks for unit vectors along that dimension, but {names[n]!r} has a {kind} vector "
-            f"({where}): the sum of its magnitudes gives no direction. Initialize it (Gaussian, say), or use unit_dim=None."
+            f"({where}), which has no direction. Initialize it (from a Gaussian, for example), or use unit_dim=None."
         )
     return found
 
 
 @torch.no_grad()
 def normalize(group: dict, found: list[Tensor]) -> None:
-    """Put the group's vectors, whose ``sizes`` were found, on the sphere.
+    """Put the group's vectors on the sphere. ``found``: their ``sizes``.
 
-    Those that are there already, to rounding, keep their bits: building an optimizer on a loaded model changes nothing.
+    Vectors that are unit already, to rounding, keep their bits: building an optimizer on a loaded model changes nothing.
     """
     dim = group["unit_dim"]
     for p, size in zip(group["params"], found):
@@ -190,14 +189,14 @@ def normalize(group: dict, found: list[Tensor]) -> None:
 
 
 def pack(group: dict) -> dict:
-    """The group as plain numbers, strings and dicts: what torch.load reads back without trusting any class."""
+    """The group as plain numbers, strings and dicts, which torch.load reads with weights_only=True."""
     return {k: asdict(v) if isinstance(v, (SMGC, PMEN)) else v for k, v in group.items()}
 
 
 def unpack(saved: dict, own: dict) -> dict:
-    """A saved group for the optimizer's own one. Keys that it does not know (torch's AdamW saved it) stay as they are here.
+    """A saved group, completed by the optimizer's group ``own``: torch's AdamW saves fewer keys.
 
-    So do the switches of another optimizer's kernels, which say nothing about ours; its eps would do nothing here.
+    Another optimizer's switches for its kernels are not taken over, nor is its eps, which has no effect here.
     """
     foreign = ("eps",) if "eps_gate" in saved else ("eps", "foreach", "fused", "capturable")
     group = {k: v for k, v in own.items() if k not in ("params", "param_names")}
@@ -208,5 +207,5 @@ def unpack(saved: dict, own: dict) -> dict:
 def _setting(name: str, values: dict) -> SMGC | PMEN:
     kind = _SETTINGS[name]
     if unknown := values.keys() - {f.name for f in fields(kind)}:
-        raise ValueError(f"GatedAdamW: the state's {name} holds what {kind.__name__} does not know: {', '.join(unknown)}.")
+        raise ValueError(f"GatedAdamW: the state's {name} has keys that {kind.__name__} does not have: {', '.join(unknown)}.")
     return kind(**values)

@@ -1,70 +1,176 @@
-"""Which way does each tensor of a group take through a step? One-pass kernel, plain, stacked, or split across ranks.
+"""Which path does each tensor of a group take through a step? One-pass kernel, plain, stacked, or split across ranks.
 
 All four are the same mathematics. ``fused`` holds the kernels; the other three run ``algorithm.update``: on one tensor, on a
 stack of tensors of one shape (``foreach``), or on tensors whose vectors are split, in step with each other. Large tensors go
-through it in pieces of whole vectors, so that the memory of a step stays below one parameter tensor's worth.
+through it in pieces of whole vectors, so that the memory of a step stays below the size of one parameter tensor.
+
+A ``Plan`` holds what the steps of a group share: the path of each tensor, its name, PMEN's key, the kernel's pointers. A step
+reads the gradients, the moments and the counters again; where they are no longer what the plan was made for, it is made again.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import checks
-from . import sharding
-from .algorithm import Rule, Update, run, update
+from . import fused, groups, sharding
+from .algorithm import LATER, Rule, Slot, Update, run, update
 from .diagnostics import Diagnostics
 from .pmen import key as pmen_key
 
-_LATER = torch.empty(0, device="cpu")  # stands for what is filled in later
 _SMALL = 1 << 16  # coordinates: below this, launching kernels one tensor at a time costs more than stacking (accelerators)
 
 
-@dataclass
-class Slot:
-    """One parameter with a gradient, at one step: this rank's pieces of it."""
+_PLAIN = (torch.nn.Parameter, Tensor)  # types that cannot be distributed
+_SETTINGS = itemgetter("unit_dim", "tangent", "pmen", "foreach", "fused", "capturable")
+Routes = tuple[dict[torch.device, list[Slot]], dict[sharding.Groups, list[Slot]]]
 
-    name: str
-    p: Tensor  # as the optimizer holds it (a DTensor where sharded)
-    w: Tensor  # its local piece; g, m, v likewise
-    g: Tensor
-    limit: float = math.inf  # ``limit_of`` its gradient
-    m: Tensor = _LATER
-    v: Tensor = _LATER
-    step: Tensor = _LATER  # the counter in the state
-    t: int | Tensor = 0  # this step, counted from 1: a number, or the counter itself where it lives on the device
-    region: tuple[slice, ...] | None = None  # of the local piece, where w, g, m, v are a part of it
 
-    def cut(self, region: tuple[slice, ...]) -> "Slot":
-        """A part of it, sharing its memory."""
-        parts = {name: getattr(self, name)[region] for name in ("w", "g", "m", "v")}
-        return replace(self, region=region, **parts)
+class Plan:
+    """What the steps of one group share. ``first``: the index of its first parameter among those of all groups."""
+
+    def __init__(self, group: dict, first: int, state: Mapping[Tensor, dict]):
+        self._settings = self._settings_of(group, first)
+        dim, noise = group["unit_dim"], group["pmen"] if group["unit_dim"] is not None else None
+        self._members: list[Slot | None] = []  # None: no gradient
+        for name, p in groups.named_parameters(group, first):
+            slot = None
+            if p.grad is not None:
+                slot = Slot(p, p.grad, p=p, name=name, limit=limit_of(group, p))
+                if noise is not None:
+                    slot.key, slot.offset = pmen_key(noise.seed, name), sharding.index_offset(p)
+                self._learn(slot, state)
+            self._members.append(slot)
+        self.slots = [slot for slot in self._members if slot is not None]
+        self._split = {slot: sharding.split_groups(slot.p, dim) if dim is not None else () for slot in self.slots}
+        self._routes: dict[tuple[bool, bool], Routes] = {}
+
+    @staticmethod
+    def _settings_of(group: dict, first: int) -> tuple:
+        return first, len(group["params"]), tuple(group.get("param_names") or ()), *_SETTINGS(group)
+
+    @staticmethod
+    def _take(slot: Slot, grad: Tensor | None, state: Mapping[Tensor, dict]) -> tuple:
+        """Take the slot's tensors for this step, and return the facts about them that the plan depends on."""
+        assert grad is not None
+        if grad.is_sparse:
+            raise ValueError(
+                f"GatedAdamW: the gradient of {slot.name!r} is sparse, and the moments need dense ones. Build its embedding "
+                "with sparse=False, or give it to torch.optim.SparseAdam."
+            )
+        p = w = slot.p
+        g, m, v, step = grad, LATER, LATER, LATER
+        if entry := state.get(p):
+            m, v, step = entry["exp_avg"], entry["exp_avg_sq"], entry["step"]
+        if type(p) not in _PLAIN:
+            w, g, m, v = sharding.local(p), sharding.local_grad(p, grad), sharding.local(m), sharding.local(v)
+        slot.w, slot.g, slot.m, slot.v, slot.step = w, g, m, v, step
+        return (
+            type(p), w.data_ptr(), w.dtype, w.shape, w.is_contiguous(), type(g), g.dtype, g.device, g.is_contiguous(),
+            m.data_ptr(), m.dtype, m.is_contiguous(), v.data_ptr(), v.dtype, v.is_contiguous(), step.data_ptr(),
+        )  # fmt: skip
+
+    def _learn(self, slot: Slot, state: Mapping[Tensor, dict]) -> None:
+        slot.facts = self._take(slot, slot.p.grad, state)
+        slot.count = slot.step.numpy() if type(slot.step) is Tensor and slot.step.is_cpu else None
+
+    def refresh(self, group: dict, first: int, state: Mapping[Tensor, dict]) -> bool:
+        """Take the tensors of this step. False: something has changed, and the group needs a new plan."""
+        if self._settings != self._settings_of(group, first):
+            return False
+        for p, slot in zip(group["params"], self._members):
+            grad = p.grad
+            if slot is None or grad is None:
+                if slot is not grad:
+                    return False
+            elif p is not slot.p or self._take(slot, grad, state) != slot.facts:
+                return False
+        return True
+
+    def release(self) -> None:
+        """Let go of the tensors: the plan must not keep the memory of gradients and moments that others have freed."""
+        for slot in self.slots:
+            slot.w = slot.g = slot.m = slot.v = LATER
+
+    def count(self, group: dict, state: dict, mask: Tensor | None) -> None:
+        """Create the state where there is none, and count the step: t, from 1."""
+        for slot in self.slots:
+            if slot.step is LATER:
+                dtype = torch.float64 if slot.p.dtype == torch.float64 else torch.float32
+                step = torch.zeros((), dtype=torch.float32, device=slot.w.device if group["capturable"] else "cpu")
+                state[slot.p] = {"step": step} | {x: torch.zeros_like(slot.p, dtype=dtype) for x in ("exp_avg", "exp_avg_sq")}
+                self._learn(slot, state)
+        if group["capturable"] and self.slots:
+            torch._foreach_add_([slot.step for slot in self.slots], 1 if mask is None else mask)
+        for slot in self.slots:
+            if group["capturable"]:
+                slot.t = slot.step
+            elif slot.count is not None:
+                slot.count[...] = slot.t = int(slot.count.item()) + 1
+            else:
+                slot.t = int(slot.step.add_(1).item())
+
+    def routes(self, group: dict, masked: bool, probed: bool) -> Routes:
+        """(the slots for a kernel, by device; those for the readable path, by the ranks over which their vectors are split)."""
+        if (found := self._routes.get((masked, probed))) is not None:
+            return found
+        fast, plain = defaultdict(list), defaultdict(list)
+        for slot in self.slots:
+            why = self._why_not_fused(group, slot, masked, probed)
+            if why is None:
+                fast[slot.w.device].append(slot)
+            elif group["fused"]:
+                raise ValueError(
+                    f"GatedAdamW: fused=True, but parameter {slot.name!r} cannot take the fused kernel: {why} "
+                    "With fused=None such tensors take the plain path."
+                )
+            else:
+                plain[self._split[slot]].append(slot)
+        return self._routes.setdefault((masked, probed), (fast, plain))
+
+    def _why_not_fused(self, group: dict, slot: Slot, masked: bool, probed: bool) -> str | None:
+        """The reason as a sentence; None if a kernel may take the tensor."""
+        if group["fused"] is False:
+            return "fused=False."
+        if probed:
+            return "diagnostics look at what happens between its steps."
+        if group["foreach"]:
+            return "foreach=True asks for stacked tensors."
+        if masked and slot.w.device.type == "cpu":
+            return "the mask of this step is on another device."
+        if self._split[slot]:
+            return "its vectors are split across ranks."
+        if slot.offset is None:
+            return "its shard is not one uninterrupted piece of the full tensor, and PMEN needs every coordinate's position."
+        return fused.usable(slot.w, slot.g, group["unit_dim"])
 
 
 def rule_of(group: dict, p: Tensor) -> Rule:
     """The group's numbers at this step, for a parameter of p's shape."""
     dim, lr = group["unit_dim"], group["lr"]
     eta = lr if group["decay"] == "lr" else lr / group["alpha"]
-
-    def one(x: Any) -> Any:
-        """A tensor [1] would give its dimension to a parameter that has none."""
-        return x.reshape(()) if isinstance(x, Tensor) else x
-
     return Rule(
-        lr=one(lr), decay=one(eta * group["weight_decay"]), beta1=group["betas"][0], beta2=group["betas"][1],
-        eps_gate=group["eps_gate"], eps_num=group["eps_num"], a=group["a"], tangent=group["tangent"],
+        lr=_scalar(lr), decay=_scalar(eta * group["weight_decay"]), beta1=group["betas"][0], beta2=group["betas"][1],
+        eps_gate=group["eps_gate"], eps_num=group["eps_num"], a=group["a"], tangent=group["tangent"], smgc=group["smgc"],
         dim=None if dim is None else dim % p.ndim - p.ndim, length=1 if dim is None else p.shape[dim],
-        smgc=group["smgc"], pmen=None if dim is None else group["pmen"], cap=None if dim is None else one(group["cap"]),
+        pmen=None if dim is None else group["pmen"], cap=None if dim is None else _scalar(group["cap"]),
+        maximize=group["maximize"],
     )  # fmt: skip
 
 
+def _scalar(x: Any) -> Any:
+    """A tensor [1] would give its dimension to a parameter that has none."""
+    return x.reshape(()) if isinstance(x, Tensor) else x
+
+
 def limit_of(group: dict, p: Tensor) -> float:
-    """What a gradient's magnitudes must stay below, so that its square, which goes into v and stays there, cannot overflow.
+    """What a gradient's magnitudes must stay below so that their squares, which accumulate in v, cannot overflow.
 
     With the tangent projection |g - w <w, g>| <= (1 + sqrt(d_j)) max|g|, since |<w, g>| <= ||w|| ||g|| <= sqrt(d_j) max|g|.
     """
@@ -74,45 +180,45 @@ def limit_of(group: dict, p: Tensor) -> float:
     return root / (1 + math.sqrt(p.shape[group["unit_dim"]]))
 
 
-def check_written(number: int, group: dict) -> None:
-    """The numbers that are written between steps. Tensors may live on a device, where looking would make the host wait."""
+def check_written(index: int, group: dict) -> None:
+    """The numbers that are written between steps. Tensors are not checked: on a device, that would make the host wait."""
     for name in ("lr", "weight_decay"):
-        if not isinstance(value := group[name], Tensor) and not checks.is_within(value, 0):
-            raise ValueError(f"GatedAdamW: {name} must be a finite number >= 0; the group {number} has {value!r} now.")
+        value = group[name]
+        if not (isinstance(value, Tensor) or (0 <= value < math.inf if type(value) is float else checks.is_within(value, 0))):
+            raise ValueError(f"GatedAdamW: {name} must be a finite number >= 0; group {index} has {value!r} now.")
     cap = group["cap"]
     if not (cap is None or isinstance(cap, Tensor) or (checks.is_number(cap) and cap >= 0)):
-        raise ValueError(f"GatedAdamW: cap is an angle in radians, >= 0, or None; the group {number} has {cap!r} now.")
+        raise ValueError(f"GatedAdamW: cap is an angle in radians, >= 0, or None; group {index} has {cap!r} now.")
 
 
-def step_group(number: int, group: dict, slots: list[Slot], mask: Tensor | None, probe: Diagnostics | None) -> None:
+def step_group(index: int, group: dict, routes: Routes, mask: Tensor | None, probe: Diagnostics | None) -> None:
     """One step of one group, in place. ``mask``: a bool on the device; where it is False, nothing changes."""
-    fast, plain = [], defaultdict(list)
-    for slot in slots:
-        if group["fused"] is not False and _why_not_fused(group, slot, mask, probe) is None:
-            fast.append(slot)
-        else:  # by the ranks over which its vectors are split
-            plain[() if group["unit_dim"] is None else sharding.split_groups(slot.p, group["unit_dim"])].append(slot)
-    _step_fused(group, fast, mask)
+    fast, plain = routes
+    for slots in fast.values():
+        fused.fused_step(slots, rule_of(group, slots[0].p), mask)
     for over, members in plain.items():
         for batch in _batches(group, members, together=bool(over)):
+            rules = [rule_of(group, bucket[0].p) for bucket in batch]
             seens: list[dict[str, Tensor] | None] = [None if probe is None else {} for _ in batch]
-            updates = [_update(group, bucket, seen) for bucket, seen in zip(batch, seens)]
+            updates = [_update(*one) for one in zip(batch, rules, seens)]
             results = sharding.run_split(updates, over) if over else map(run, updates)
-            for bucket, result, seen in zip(batch, results, seens):
-                _finish(number, group, bucket, result, mask, probe, seen)
+            for bucket, rule, result, seen in zip(batch, rules, results, seens):
+                _finish(bucket, rule, result, mask)
+                if probe is not None and seen is not None:
+                    probe.add(index, group, rule, bucket[0].t, [slot.p for slot in bucket], seen)
 
 
 # ---- the readable path, a little at a time -------------------------------------------------------------------------------
 
 _SHARE = 1 / 32  # of the group's largest tensor: ``update`` makes some two dozen temporaries of what it is given
-_LEAST, _ELSEWHERE = 1 << 14, 1 << 20  # coordinates, on the CPU and elsewhere: below, calls cost more than their work
+_LEAST, _ELSEWHERE = 1 << 14, 1 << 20  # coordinates, on the CPU and elsewhere: below, the calls cost more than the work
 
 
 def _batches(group: dict, slots: list[Slot], together: bool) -> Iterator[list[list[Slot]]]:
     """What is updated at the same time: batches of buckets, a bucket being one piece of a tensor or a stack of pieces.
 
-    A batch holds about ``budget`` coordinates, so that its temporaries need less memory than one parameter tensor does. If
-    not ``together``, it is one bucket. Sizes are counted in whole vectors, which all ranks that share them count alike.
+    A batch holds about ``budget`` coordinates, so that its temporaries need less memory than one parameter tensor. If
+    not ``together``, it is one bucket. Sizes are counted in whole vectors, so that all ranks that share them get the same.
     """
     dim = group["unit_dim"]
 
@@ -151,8 +257,8 @@ def regions(shape: Sequence[int], dim: int | None, most: int) -> Iterator[tuple[
     """Boxes of about ``most`` coordinates that fill a tensor of this shape; None if it is small enough as a whole.
 
     Never cut along ``dim``: a vector stays whole, however long it is. Cut after multiples of 64 coordinates, if that is not
-    too many: there a processor's vector instructions begin anew in the whole tensor too, and every bit comes out the same.
-    (Stacked matrices with rows of odd lengths begin elsewhere: there the last bit of a power may differ.)
+    too many: a processor's vector instructions start again there in the whole tensor too, and every bit stays the same.
+    (Stacked matrices with rows of odd lengths start elsewhere: there the last bit of a power may differ.)
     """
     size = math.prod(shape)
     if size <= most:
@@ -169,11 +275,10 @@ def regions(shape: Sequence[int], dim: int | None, most: int) -> Iterator[tuple[
     yield from product(*starts)
 
 
-def _update(group: dict, bucket: list[Slot], seen: dict[str, Tensor] | None) -> Update:
+def _update(bucket: list[Slot], rule: Rule, seen: dict[str, Tensor] | None) -> Update:
     """``algorithm.update`` for a bucket, vectors last; a stack of tensors is one tensor with one more dimension in front."""
-    rule, first, many = rule_of(group, bucket[0].p), bucket[0], len(bucket) > 1
-    axis = rule.dim
-    rule = rule if axis is None else replace(rule, dim=-1)
+    first, many, axis = bucket[0], len(bucket) > 1, rule.dim
+    rule = rule if axis is None else rule._replace(dim=-1)
 
     def stack(tensors: list[Tensor]) -> Tensor:
         rows = tensors if axis is None else [x.contiguous().movedim(axis, -1) for x in tensors]
@@ -188,83 +293,16 @@ def _update(group: dict, bucket: list[Slot], seen: dict[str, Tensor] | None) -> 
     if rule.pmen is not None:
         places = [sharding.global_index(slot.p, slot.region) for slot in bucket]
         index = stack(places)
-        keys = [pmen_key(rule.pmen.seed, slot.name) for slot in bucket]
         # filled on the device: a copy from the host would make it wait, and cannot be captured
-        key = torch.stack([index.new_full((), k) for k in keys]).reshape(column) if many else keys[0]
+        key = torch.stack([index.new_full((), slot.key) for slot in bucket]).reshape(column) if many else first.key
     w, g, m, v = (stack([getattr(slot, x) for slot in bucket]).to(first.m.dtype) for x in ("w", "g", "m", "v"))
-    return update(w, -g if group["maximize"] else g, m, v, t, rule, key, index, seen)
+    return update(w, -g if rule.maximize else g, m, v, t, rule, key, index, seen)
 
 
-def _finish(
-    number: int,
-    group: dict,
-    bucket: list[Slot],
-    result: tuple[Tensor, Tensor, Tensor],
-    mask: Tensor | None,
-    probe: Diagnostics | None,
-    seen: dict[str, Tensor] | None,
-) -> None:
-    """Write the new values into the parameter and the state, and what was seen into the diagnostics."""
-    rule = rule_of(group, bucket[0].p)
+def _finish(bucket: list[Slot], rule: Rule, result: tuple[Tensor, Tensor, Tensor], mask: Tensor | None) -> None:
+    """Write the new values into the parameter and the state."""
     for kept, new in zip(("w", "m", "v"), result):
         new = new if rule.dim is None else new.movedim(-1, rule.dim)
         for slot, value in zip(bucket, new.unbind() if len(bucket) > 1 else [new]):
             old = getattr(slot, kept)
             old.copy_(value if mask is None else torch.where(mask, value.to(old.dtype), old))
-    if probe is not None and seen is not None:
-        probe.add(number, group, rule, bucket[0].t, [slot.p for slot in bucket], seen)
-
-
-# ---- the one-pass kernels --------------------------------------------------------------------------------------------------
-
-
-def require_fused(group: dict, slots: list[Slot], mask: Tensor | None, probe: Diagnostics | None) -> None:
-    """``fused=True`` turns the reason why a tensor cannot have a kernel into an error."""
-    for slot in slots if group["fused"] else ():
-        why = _why_not_fused(group, slot, mask, probe)
-        if why is not None:
-            raise ValueError(
-                f"GatedAdamW: fused=True, but parameter {slot.name!r} cannot take the fused kernel: {why} "
-                "With fused=None such tensors take the plain path."
-            )
-
-
-def _why_not_fused(group: dict, slot: Slot, mask: Tensor | None, probe: Diagnostics | None) -> str | None:
-    """The reason as a sentence; None if a kernel may take the tensor."""
-    from .fused import usable
-
-    dim = group["unit_dim"]
-    if probe is not None:
-        return "diagnostics look at what happens between its steps."
-    if group["foreach"]:
-        return "foreach=True asks for stacked tensors."
-    if mask is not None and slot.w.device.type == "cpu":
-        return "the mask of this step lives on a device."
-    if dim is not None and sharding.split_groups(slot.p, dim):
-        return "its vectors are split across ranks."
-    if dim is not None and group["pmen"] is not None and sharding.index_offset(slot.p) is None:
-        return "its shard is not one uninterrupted piece of the full tensor, and PMEN needs every coordinate's position."
-    return usable(slot.w, slot.g, dim)
-
-
-def _step_fused(group: dict, slots: list[Slot], mask: Tensor | None) -> None:
-    by_device = defaultdict(list)
-    for slot in slots:
-        by_device[slot.w.device].append(slot)
-    for device, members in by_device.items():
-        from .fused import fused_step
-
-        def on_device(x: float | Tensor | None, device: torch.device = device) -> Any:
-            """A kernel on an accelerator reads tensors that live there; everything else is a number."""
-            return x.item() if isinstance(x, Tensor) and (x.device != device or device.type == "cpu") else x
-
-        rule = rule_of(group, members[0].p)
-        w, g, m, v = ([getattr(slot, x) for slot in members] for x in ("w", "g", "m", "v"))
-        fused_step(
-            w, g, m, v, [on_device(slot.t) for slot in members],
-            lr=on_device(rule.lr), beta1=rule.beta1, beta2=rule.beta2, eps_gate=rule.eps_gate, eps_num=rule.eps_num, a=rule.a,
-            weight_decay_factor=on_device(rule.decay), unit=rule.dim is not None, tangent=rule.tangent, smgc=rule.smgc,
-            pmen=rule.pmen, pmen_keys=[pmen_key(rule.pmen.seed, slot.name) if rule.pmen else 0 for slot in members],
-            index_offsets=[sharding.index_offset(slot.p) or 0 if rule.pmen else 0 for slot in members],
-            cap=on_device(rule.cap), maximize=group["maximize"], mask=mask,
-        )  # fmt: skip

@@ -1,8 +1,8 @@
 """How does a coordinate that receives no gradient get another chance? Post-Moment Exploration Noise (PMEN), appendix D.
 
 After the adaptive update, coordinates whose second moment is (nearly) zero receive a small random step. It enters neither
-moment. The signs are a function of (seed, name of the parameter, step, position of the coordinate in the full tensor) and of
-nothing else: one rank and N ranks draw the same noise, and a resumed run repeats it.
+moment. The signs are a function of seed, parameter name, step, and position of the coordinate in the full tensor only: one
+rank and N ranks draw the same noise, and a resumed run repeats it.
 
 Symbols (appendix D):
     s       the activity sqrt(v) of a coordinate: raw second moment, after this step's moment update
@@ -43,7 +43,7 @@ class PMEN:
     start, every: it acts at the steps t = start, start + every, start + 2 every, ..., t counted from 1.
     seed: decides the signs.
 
-    The defaults are item 9 of the paper's summary, which gives none for b and seed.
+    The defaults are item 9 of the paper's summary, which does not give b and seed.
     """
 
     strength: float = 10.0
@@ -70,7 +70,7 @@ class PMEN:
         )
         rule(self.reference in ("row", "adam"), f"reference must be 'row' (1/sqrt(d_j)) or 'adam', got {self.reference!r}.")
         rule(isinstance(self.seed, Integral), f"seed must be an integer, got {self.seed!r}.")
-        object.__setattr__(self, "seed", index(self.seed))  # numpy's would not come back from a state
+        object.__setattr__(self, "seed", index(self.seed))  # a state with numpy's integers could not be loaded
         for name in ("start", "every"):
             value = getattr(self, name)
             rule(is_count(value, 1), f"{name} counts steps from 1: an integer >= 1, got {value!r}.")
@@ -91,15 +91,10 @@ def profile(s: Tensor, setting: PMEN) -> Tensor:
     return 1 / (1 + (s / setting.tau) ** setting.b)  # app. D, eq. psi_b
 
 
-def amplitude(
-    setting: PMEN,
-    lr: float | Tensor,
-    length: int,
-    beta1: float,
-) -> float | Tensor:
+def amplitude(setting: PMEN, lr: float | Tensor, length: int, beta1: float) -> float | Tensor:
     """alpha_{j,t} lambda_noise c: how far a coordinate with psi = 1 is moved.
 
-    ``length``: d_j, of the vector that it belongs to.
+    ``length``: d_j, of the coordinate's vector.
     """
     if setting.reference == "row":
         c = 1 / math.sqrt(length)  # app. D, eq. c_j
@@ -122,7 +117,7 @@ def _mix(x: int) -> int: ...
 @overload
 def _mix(x: Tensor) -> Tensor: ...
 def _mix(x: int | Tensor) -> int | Tensor:
-    """A bijection of the 32-bit integers that scatters them (shifts and odd multipliers); int, or int64 tensor.
+    """A bijection of the 32-bit integers that mixes their bits (shifts and odd multipliers); int, or int64 tensor.
 
     The product of two 32-bit numbers may pass int64's range: it then wraps modulo 2^64, which leaves the low 32 bits exact.
     """

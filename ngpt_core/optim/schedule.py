@@ -8,7 +8,7 @@ Two layers. Plain functions of the progress r in [0, 1], each a dimensionless mu
     match_auc(schedule, reference)   the schedule times a constant, so that both have the same area
 
 and ``Schedule``, which writes lr and cap into the groups of an optimizer. The recipe has no global warmup: decay starts at
-the first step, and a group's own warmup is a factor on its decayed rate. For step t = 1 ... T of a group:
+the first step, and the warmup of a group is a factor on its decayed rate. For step t = 1 ... T of a group:
 
     lr_t  = peak_lr  * eta(t/T) * min(1, t / (warmup T))          cap_t = peak_cap * min(1, t / (0.1 T))   (no decay)
 
@@ -234,12 +234,12 @@ class Schedule:
     values of T.
 
     optimizer: any torch optimizer. Of its groups' keys, ``peak_lr`` is the rate that eta multiplies (if absent: the lr at
-        the time), ``warmup`` the share of training of the group's own warmup (if absent: 0), ``peak_cap`` the cap in radians
+        the time), ``warmup`` the share of training of the group's warmup (if absent: 0), ``peak_cap`` the cap in radians
         that the group reaches (if absent: the schedule writes no cap).
     total_steps: T, the number of optimizer steps.
     decay: eta, a function of r, or its name: "log", "cosine", "linear", "wsd". Give parameters with functools.partial.
-    warmup: "group": every group's own warmup is a factor on the decayed rate (the recipe). "before": one warmup for all
-        groups over ``warmup_share`` of training, and the decay only after it (figure 3); groups' own are then not used.
+    warmup: "group": each group has a separate warmup, a factor on the decayed rate (the recipe). "before": one warmup for all
+        groups over ``warmup_share`` of training, and then the decay (figure 3); the groups' warmups are not used.
     warmup_share: the share of training of the one warmup of "before"; "group" does not use it.
     cap_warmup: the share of training over which the cap rises from 0 to its peak.
 
@@ -261,8 +261,6 @@ class Schedule:
         warmup_share: float = 0.1,
         cap_warmup: float = 0.1,
     ) -> None:
-        if not hasattr(optimizer, "param_groups"):
-            raise ValueError(f"Schedule writes into the groups of a torch optimizer, its first argument; got {optimizer!r}.")
         if not is_count(total_steps, 1):
             raise ValueError(f"total_steps is the number of optimizer steps, an integer >= 1; got {total_steps!r}.")
         if warmup not in ("group", "before"):
@@ -286,7 +284,7 @@ class Schedule:
         eta, cap_factor = self.eta(r), _warmup(r, self.cap_warmup)
         eta = eta.item() if isinstance(eta, np.ndarray) and eta.size == 1 else eta
         if not is_within(eta, 0):  # it would go into every parameter
-            raise ValueError(f"eta must be a finite number >= 0; got {eta!r} at t={t} (r = {r:g}). Mend the decay function.")
+            raise ValueError(f"eta must be a finite number >= 0; got {eta!r} at t={t} (r = {r:g}). Fix the decay function.")
         values = []
         for group in self.optimizer.param_groups:
             share, peak_cap = group.get("warmup", 0.0), group.get("peak_cap")
@@ -311,7 +309,7 @@ class Schedule:
                 if not isinstance(group.get(key), Tensor):
                     group[key] = value
                     continue
-                if id(group[key]) in written:  # one tensor for several groups, as torch hands out a default: each gets its own
+                if id(group[key]) in written:  # torch gives one default tensor to several groups: copy it
                     group[key] = group[key].clone()
                 group[key].fill_(value)  # a captured CUDA graph reads this very tensor
                 written.add(id(group[key]))
@@ -335,20 +333,18 @@ class Schedule:
         Another ``total_steps`` is a ValueError, since lr would jump, unless ``re_anchor=True``: then progress stays where it
         stood and what is left of the schedule is spread over the steps that are left of this one's T.
         """
-        if missing := {"t", "total_steps", "anchor"} - state.keys():
-            raise ValueError(f"A schedule's state is what its state_dict gave; got one without {', '.join(sorted(missing))}.")
         t, total, (t0, r0) = state["t"], state["total_steps"], state["anchor"]
         if total != self.total_steps:
             if not re_anchor:
                 raise ValueError(
-                    f"The state is of a run of {total} steps and this schedule has {self.total_steps}: lr would jump. Make "
-                    f"the schedule with total_steps={total}, or pass re_anchor=True to spread what is left over the new length."
+                    f"The state is from a run of {total} steps and this schedule has {self.total_steps}: lr would jump. Build "
+                    f"the schedule with total_steps={total}, or pass re_anchor=True to spread the rest over the new length."
                 )
             done = t - 1
             if done >= self.total_steps:
-                raise ValueError(f"The state has completed {done} steps; total_steps must be more; got {self.total_steps}.")
+                raise ValueError(f"The state has completed {done} steps; total_steps must be larger; got {self.total_steps}.")
             t0, r0 = done, min(1.0, r0 + (1.0 - r0) * (done - t0) / (total - t0))
             if r0 == 1.0 and self.eta(1.0) == 0:
-                raise ValueError("The schedule has ended at a rate of 0, nothing of it is left: begin a new run.")
+                raise ValueError("The schedule has ended at a rate of 0, and nothing of it is left: start a new run.")
         self.t, self._anchor = t, (t0, r0)
         self._write()

@@ -1,8 +1,8 @@
-"""Where does this rank's piece of a parameter lie, and who holds the rest of its vectors?
+"""Where is this rank's piece of a parameter, and which ranks hold the rest of its vectors?
 
 With FSDP2, HSDP, tensor or expert parallelism a parameter is a DTensor. A vector that is whole on a rank needs no
 communication. A vector that is split has its sums all-reduced before anything is done with them (appendix B), the sums of
-many tensors in one message. Gloo or NCCL, even, uneven and empty shards alike.
+many tensors in one message. Gloo or NCCL; even, uneven and empty shards.
 
     local shard    the plain tensor that this rank holds        mesh dim    one axis of the ranks' grid
     offset         where the shard begins in the full tensor, along each of its dimensions
@@ -24,7 +24,7 @@ Groups = tuple["dist.ProcessGroup", ...]
 
 
 def is_dtensor(x: Tensor) -> TypeGuard["DTensor"]:
-    return hasattr(x, "device_mesh")  # importing DTensor to ask costs half a second that a single process need not pay
+    return hasattr(x, "device_mesh")  # importing DTensor takes half a second, which a single process can save
 
 
 def local(x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def local_grad(p: Tensor, g: Tensor) -> Tensor:
 
 
 def _groups(p: Tensor, wanted: Callable[[object], bool]) -> Groups:
-    """The process groups of the mesh dims (of more than one rank) whose placement is ``wanted``."""
+    """The process groups of the mesh dims (of more than one rank) with a ``wanted`` placement."""
     if not is_dtensor(p):
         return ()
     mesh = p.device_mesh
@@ -99,7 +99,7 @@ def index_offset(p: Tensor) -> int | None:
 
 
 def run_split(updates: Sequence[Update], groups: Groups) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Carry out updates whose vectors are split over the same ``groups``: in step, one message for all sums of a stage."""
+    """Carry out updates of vectors that are split over the same ``groups``, in step: one message for all sums of a stage."""
     sums: list[Tensor | None] = [None] * len(updates)
     while True:
         asked, results = [], []
@@ -109,7 +109,7 @@ def run_split(updates: Sequence[Update], groups: Groups) -> list[tuple[Tensor, T
             except StopIteration as end:
                 results.append(end.value)
         if results:
-            return results  # every update of a unit tensor asks equally often, so all end together
+            return results  # every update of a unit tensor yields equally often, so all end together
         whole = all_sum(torch.cat([x.reshape(-1) for x in asked]), groups)
         sums = [part.reshape(x.shape) for part, x in zip(whole.split([x.numel() for x in asked]), asked)]
 
@@ -117,8 +117,8 @@ def run_split(updates: Sequence[Update], groups: Groups) -> list[tuple[Tensor, T
 def agree(bad: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(which parameters any rank finds bad, whether any is), the same on all ranks of the parameters' meshes.
 
-    ``bad`` holds one number a parameter. Meshes are visited from small to large, each message also carrying what was found
-    so far, so a sub-mesh (expert parallelism) reports to the mesh that contains it.
+    ``bad`` holds one number per parameter. Meshes are visited from small to large, and each message also carries what was
+    found so far, so a sub-mesh (expert parallelism) reports to the mesh that contains it.
     """
     bad, anywhere = bad.clone(), bad.max() if bad.numel() else bad.new_zeros(())
     meshes: dict = {}

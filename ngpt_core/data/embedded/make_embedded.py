@@ -32,6 +32,7 @@ if __name__ == "__main__":
         raise SystemExit(f"the embedded text is from CPython {VERSION}, and this is {platform.python_version()}.")
     lines = [json.dumps({"name": name, "text": text.decode()}) + "\n" for name, text in chosen()]
     (HERE / "text.jsonl.gz").write_bytes(packed := gzip.compress("".join(lines).encode(), mtime=0))
-    listed = [{"name": name, "bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in chosen()]
-    about = {"cpython": VERSION, "license": "PSF-2.0, in LICENSE.txt", "sha256": hashlib.sha256(packed).hexdigest()}
-    write_json(HERE / "manifest.json", {**about, "files": listed})
+    files = [{"name": name, "bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in chosen()]
+    seal = hashlib.sha256(packed).hexdigest()
+    about = {"cpython": VERSION, "license": "PSF-2.0, in LICENSE.txt", "sha256": seal, "files": files}
+    write_json(HERE / "manifest.json", about)
