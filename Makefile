@@ -14,38 +14,38 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make book       set up, run every notebook, build the book, say where it is"
+	@echo "make book       set up, run every notebook, build the book, print where it is"
 	@echo "make test       set up, run the whole suite: units, notebooks (nbval), pages, browser"
 	@echo "make test-all   the same with the slow tests (kernels in an interpreter, soaks)"
 	@echo "make demo       train GPT and nGPT side by side for about two minutes and compare them"
 	@echo "make serve      serve the built book on localhost"
 	@echo "make notebooks  execute every notebook and store its outputs"
-	@echo "make unit       the unit tests; of one file: make unit T=tests/test_ssd.py"
-	@echo "make nbval      run every notebook and compare with its stored outputs; of one: ONLY=book/05_gated_adamw.ipynb"
+	@echo "make unit       run the unit tests; only one file: make unit T=tests/test_ssd.py"
+	@echo "make nbval      run every notebook and compare with its stored outputs; only one: ONLY=book/05_gated_adamw.ipynb"
 	@echo "make lint       ruff's rules and format, mypy"
 	@echo "make format     let ruff fix and format what it can"
-	@echo "make clean      remove what was built (.venv stays; remove it by hand)"
+	@echo "make clean      remove everything that was built, except .venv"
 
 setup: $(READY)
 
-# .ready is written last: a .venv without it is incomplete, and is built again.
+# .ready is written last: a .venv without it is incomplete and is rebuilt.
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c "import sys" 2>/dev/null || { echo "make: '$(PYTHON)' was not found. Install Python 3.10, 3.11, 3.12 or 3.13, or say where it is: make PYTHON=/path/to/python3.12"; exit 1; }
-	@$(PYTHON) -c "import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))" || { echo "make: Python 3.10, 3.11, 3.12 or 3.13 is needed, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Say which to use: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c "import sys" 2>/dev/null || { echo "make: '$(PYTHON)' was not found. Install Python 3.10, 3.11, 3.12 or 3.13, or give its path: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))" || { echo "make: Python 3.10, 3.11, 3.12 or 3.13 is required, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Choose another: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c "import venv, ensurepip" 2>/dev/null || { echo "make: this Python cannot create virtual environments. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
 	@if [ -d .venv ] && [ ! -e $(READY) ]; then echo "setup: .venv is incomplete; starting over"; fi
 	@echo "setup: creating .venv with $$($(PYTHON) -V)"
 	@if [ -e $(READY) ]; then true; else $(PYTHON) -m venv --clear .venv; fi
 	@echo "setup: installing the package, the book and the tests (torch is large: a few minutes the first time)"
-	@$(BIN)/python -m pip install -q -c constraints.txt -e ".[book,hf,dev]" || { echo "make: the installation failed; the lines above say where. Is there a network, and room on the disk?"; exit 1; }
+	@$(BIN)/python -m pip install -q -c constraints.txt -e ".[book,hf,dev]" || { echo "make: the installation failed; see the lines above. Check the network and the free disk space."; exit 1; }
 	@if [ "$$(uname)" = Linux ]; then echo "setup: peers to test against: Triton (for its interpreter) and mamba-ssm without CUDA"; $(MAKE) -s peers; fi
-	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || echo "setup: no C++ compiler here. Everything works; the optimizer's step is slower. On Debian or Ubuntu: apt-get install g++"
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || echo "setup: no C++ compiler found. Everything works, but the optimizer's step is slower. On Debian or Ubuntu: apt-get install g++"
 	@touch $(READY)
 
-# A CUDA build of torch brings its own Triton, which must stay; mamba-ssm's reference and Triton kernels need no compiled part.
+# A CUDA build of torch comes with its own Triton, which must stay; mamba-ssm's reference and Triton kernels need no compilation.
 peers:
-	@$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install -q triton || echo "setup: no Triton here; its tests will skip"
-	@$(BIN)/python -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('mamba_ssm') is None)" || { $(BIN)/python -m pip install -q setuptools wheel && MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip install -q --no-build-isolation --no-deps "mamba-ssm>=2.3.2,<2.4"; } || echo "setup: no mamba-ssm here; the tests against it will skip"
+	@$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install -q triton || echo "setup: Triton could not be installed; its tests will be skipped"
+	@$(BIN)/python -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('mamba_ssm') is None)" || { $(BIN)/python -m pip install -q setuptools wheel && MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip install -q --no-build-isolation --no-deps "mamba-ssm>=2.3.2,<2.4"; } || echo "setup: mamba-ssm could not be installed; its tests will be skipped"
 
 book: $(READY)
 	@echo "book: executing the notebooks that changed and building the pages (warnings are errors)"
@@ -53,8 +53,8 @@ book: $(READY)
 	@echo "book: open $(HTML)/index.html, or run 'make serve'"
 
 serve: $(READY)
-	@test -e $(HTML)/index.html || { echo "make: nothing is built yet. First: make book"; exit 1; }
-	@echo "serve: http://localhost:8000 (Ctrl-C ends it)"
+	@test -e $(HTML)/index.html || { echo "make: nothing is built yet. Run first: make book"; exit 1; }
+	@echo "serve: http://localhost:8000 (Ctrl-C stops it)"
 	@$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory $(HTML)
 
 demo: $(READY)

@@ -3,12 +3,12 @@
     python benchmarks/loss.py [--tokens 4096] [--d 256] [--vocab 32768] [--chunk N] [--rounds 5] [--out FILE]
 
 Three ways to the same value and gradients of LGP's cross-entropy, forward and backward:
-    naive     F.cross_entropy(logit_scale(F.linear(h, W), s_z), targets): every [tokens, vocabulary] is made
+    naive     F.cross_entropy(logit_scale(F.linear(h, W), s_z), targets): stores full [tokens, vocabulary] tensors
     chunked   linear_cross_entropy, ours
     torch     linear_cross_entropy(backend="torch"): torch's F.linear_cross_entropy in chunks of the same size
 
-Memory: the peak resident set above the inputs, each way in a process of its own. Time: process CPU time on one thread, the
-ways interleaved, the median over rounds of the ratio within a round. Figures in seconds and bytes are context; ratios count.
+Memory: the peak resident set above the inputs, each way in a separate process. Time: process CPU time on one thread, the ways
+interleaved, the median over rounds of the ratio within a round. Seconds and bytes are context; the ratios are the result.
 """
 
 import argparse
@@ -50,13 +50,13 @@ def run(way: str, h: torch.Tensor, W: torch.Tensor, s_z: torch.Tensor, targets: 
 
 
 def status(field: str) -> int:
-    """A field of /proc/self/status in bytes: VmRSS now, VmHWM at its highest."""
+    """A field of /proc/self/status in bytes: VmRSS is current, VmHWM the peak."""
     with open("/proc/self/status") as f:
         return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field))
 
 
 def peak(way: str, args: argparse.Namespace) -> int:
-    """Bytes above the inputs at the highest point of one forward and backward pass. Called in a fresh process."""
+    """Peak bytes above the inputs during one forward and backward pass. Called in a fresh process."""
     small = argparse.Namespace(tokens=8, d=args.d, vocab=64)
     run(way, *inputs(small), chunk=4)  # libraries and thread pools come first
     x = inputs(args)

@@ -1,13 +1,13 @@
-"""What does living on the sphere cost, and how fast are the blocks beside what others wrote?
+"""What does the sphere cost, and how fast are the blocks compared with other implementations?
 
     python benchmarks/model.py [--rounds 9] [--out benchmarks/results/model.json] [--only NAME ...]
 
-Each line is one pair, forward and backward of the loss (no optimizer: it has a benchmark of its own):
+Each line is one pair, forward and backward of the loss (without the optimizer, which has a separate benchmark):
     sphere     nGPT over GPT, the same hybrid Mamba-2 / attention / MoE model of width 256, eager and compiled
     moe        an MoE layer, 64 experts, top-6: tokens sorted by expert over the loop that visits every expert
-    dense      training tokens a second of our dense nGPT over lucidrains' nGPT-pytorch of the same shape, eager and compiled:
-               once as it comes (its weights are normalized inside every forward pass), once in its faster manual mode (they
-               are normalized after the backward pass, as ours are)
+    dense      training tokens per second of our dense nGPT over lucidrains' nGPT-pytorch of the same shape, eager and compiled:
+               once with its defaults (weights are normalized inside every forward pass), once in its faster manual mode
+               (weights are normalized after the backward pass, like ours)
 
 Process CPU time on one thread, the two of a pair interleaved, the median over rounds of the ratio within a round.
 """
@@ -45,7 +45,7 @@ TARGETS = {  # PERFORMANCE.md; the ratio must be below ("<") or above (">")
 
 
 def compare(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> tuple[float, float, float]:
-    """(median ratio ours / theirs of CPU time, median seconds of each), after two rounds that do not count."""
+    """(median ratio ours / theirs of CPU time, median seconds of each), after two warmup rounds."""
     seconds = []
     for _ in range(rounds + 2):
         pair = []
@@ -77,7 +77,7 @@ def sphere(compiled: bool, rounds: int) -> tuple[float, float, float]:
 
 
 def loop_over_experts(moe: MoE, h: Tensor) -> Tensor:
-    """The usual plain form: for every expert, find its tokens, multiply, add the result where they came from."""
+    """The usual plain form: for every expert, find its tokens, multiply, and add the results back."""
     x = h * moe.s_moe()
     _, chosen, weights = moe.router(x)
     x, chosen, weights, out = x.flatten(0, 1), chosen.flatten(0, 1), weights.flatten(0, 1), torch.zeros_like(x.flatten(0, 1))
@@ -146,8 +146,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    # Past the limit a block silently runs eagerly: a peer that recompiles more than we do would only look slow. So the limit
-    # is high, every case starts with an empty cache, and whoever reaches the limit all the same stops the benchmark.
+    # Past the limit a block silently runs eagerly, and a peer that recompiles more often than we do would look slow. So the
+    # limit is high, every case starts with an empty cache, and reaching the limit stops the benchmark.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     runs = {

@@ -2,11 +2,12 @@
 
     python benchmarks/mutate_optim.py [--fresh] [words of the mutations to run]
 
-Two kinds. MUTANTS: mistakes that someone who knows the paper could make, by hand: another moment, another order, a guard left
-out. FLIPPED: in these functions, which are the mathematics, *every* sign, operator, comparison and number is changed in turn.
-The tests of the file then run until the first failure. A mutant that no test notices survives: a test is missing, or, where
-EQUIVALENT says why, the mutant computes the same. A run that was interrupted goes on where it stopped (unless --fresh) and
-tries again what survived. Takes an hour or so; the score goes to results/mutate_optim.json.
+Two kinds. MUTANTS, written by hand: mistakes that someone who knows the paper could make, such as the wrong moment, the wrong
+order, a missing guard. FLIPPED: in these functions, which contain the mathematics, *every* sign, operator, comparison and
+number is changed in turn. The tests of the file then run until the first failure. A mutant that no test notices survives:
+either a test is missing, or the mutant computes the same result, for the reason in EQUIVALENT. An interrupted run continues
+where it stopped (unless --fresh) and tries the survivors again. Takes about an hour; the score goes to
+results/mutate_optim.json.
 """
 
 import argparse
@@ -61,7 +62,7 @@ FLIPPED = {
     "smgc": ["clipped", "growth_clip"],
     "pmen": ["due", "profile", "amplitude", "_mix", "signs"],
     "sphere": ["tangent", "project", "polar", "turn", "angle", "cap_angle"],
-    # not schedule.area: how finely an integral is taken is nobody's constant
+    # not schedule.area: the resolution of an integral is arbitrary
     "schedule": ["log_decay", "cosine", "linear", "wsd", "_warmup", "warmup_before", "match_auc", "progress", "at"],
 }
 

@@ -4,18 +4,18 @@
 
 The same tensors for all: matrices of unit rows, float32, one row in a hundred without a gradient (PMEN works there).
     AdamW fused      torch.optim.AdamW(fused=True): seven streams at the speed of the memory
-    whole recipe     GatedAdamW: tangent projection, SMGC, gate a = 0.5, PMEN, cap of one degree, Norm; as it is by default,
-                     looking for nan and inf before anything changes (one more reading of the gradients)
-    ... unchecked    the same with nonfinite="off", which is what AdamW does
+    whole recipe     GatedAdamW: tangent projection, SMGC, gate a = 0.5, PMEN, cap of one degree, Norm; with its default check
+                     for nan and inf before anything changes (which reads the gradients once more)
+    ... unchecked    the same with nonfinite="off", like AdamW
     plain a=1        GatedAdamW as AdamW: no geometry, nonfinite="off"
-    readable         the whole recipe without the kernel (fused=False), nonfinite="off"; fewer rounds, for it takes long
+    readable         the whole recipe without the kernel (fused=False), nonfinite="off"; fewer rounds, because it is slow
 
 A second table: the recipe of the preset `pico` (all its groups, 63 small tensors), where a step is short and what surrounds the
 kernels shows. Each way makes 20 steps per round.
 
-Time: one thread, see timing.py. Memory: the most that torch's allocator held during a step above what it held before, and the
-highest resident set above the one before (which also sees what a kernel takes for itself, and does not see memory that the
-process had kept), whichever is more, each way in a process of its own; in tensors, one of them being the largest parameter.
+Time: one thread, see timing.py. Memory: the larger of two increases during a step, in units of the largest parameter: the peak
+of torch's allocator, and the peak of the resident set (which includes memory that a kernel allocates itself, but not memory
+that the process already held). Each way runs in a separate process.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def small_tensors(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def allocated_above(work) -> int:
-    """Bytes that torch's CPU allocator held at its highest point during ``work``, above what it held before."""
+    """Peak bytes of torch's CPU allocator during ``work``, above what it held before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     events = sorted((e.start_ns(), e.nbytes()) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]")

@@ -1,4 +1,4 @@
-"""How fast is the Mamba-2 block beside transformers' own, on a CPU?
+"""How fast is the Mamba-2 block compared with transformers', on a CPU?
 
     python benchmarks/ssd.py [--d 256] [--heads 8] [--state 128] [--groups 2] [--tokens 1024] [--batch 2] [--out FILE]
 
@@ -6,7 +6,7 @@ One block, forward and backward, float32. The peer is transformers' NemotronH mi
 three lengths of its chunk: 256, the default of its Mamba-2; 128, the default of its NemotronH; and 64. Both compute the same
 function: outputs and gradients are compared before anything is timed.
 
-Process CPU time on one thread, all ways interleaved, the median over rounds of the ratio within a round. Times are context.
+Process CPU time on one thread, all variants interleaved, the median over rounds of the ratio within a round. Times are context.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""How does one compare speeds on a machine that others use too? Interleaved, CPU time, medians of ratios.
+"""How can speeds be compared on a shared machine? Interleaved, CPU time, medians of ratios.
 
-Wall-clock ratios on a shared machine came out at 0.71, 0.85 and 1.19 for the same pair. So: process CPU time, all ways once in
-every round, the ratio taken within a round, the median over rounds. Seconds are context; ratios count.
+Wall-clock ratios on a shared machine were 0.71, 0.85 and 1.19 for the same pair. So we use process CPU time, run every variant
+once per round, take the ratio within a round and the median over rounds. Seconds are context; the ratios are the result.
 """
 
 import os
@@ -16,7 +16,7 @@ __all__ = ["interleaved", "machine", "peak_above", "ratio"]
 
 
 def interleaved(ways: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
-    """CPU seconds of every way in every round; ``warmup`` rounds more are run first and forgotten."""
+    """CPU seconds of every variant in every round, after ``warmup`` rounds that are not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(warmup + rounds):
         for name, work in ways.items():
@@ -38,7 +38,7 @@ def _status(field: str) -> int:
 
 
 def peak_above(work: Callable[[], object]) -> int:
-    """Bytes by which the resident set rose at its highest point during ``work`` (Linux). In a fresh process it is exact."""
+    """The peak increase of the resident set during ``work``, in bytes (Linux). It is exact in a fresh process."""
     with open("/proc/self/clear_refs", "w") as f:
         f.write("5")  # forget the highest point so far
     before = _status("VmRSS")
@@ -47,7 +47,7 @@ def peak_above(work: Callable[[], object]) -> int:
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures were measured on; no name of a host, no path."""
+    """The machine that the figures were measured on, without host name and paths."""
     model = platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as f:

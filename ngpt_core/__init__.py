@@ -2,8 +2,8 @@
 
     import ngpt_core as ng
 
-This page is the whole public surface. A name is imported from its file when it is first used, so that ``import ngpt_core``
-stays quick and what one part needs (plotly, transformers, a compiler) never stands in another's way.
+This page is the whole public surface. A name is imported from its file when it is first used, so ``import ngpt_core`` stays
+fast, and nobody needs the dependencies (plotly, transformers, a compiler) of a part they do not use.
 """
 
 from importlib import import_module
@@ -24,12 +24,12 @@ _WHERE = {  # public name -> the file that defines it (the same name there, or t
     "preset": "presets",
     "LanguageModel": "nn.model",
     **dict.fromkeys(("save", "load"), "nn.io"),
-    # both together, and around them
+    # everything that combines the two
     "recipe": "recipe",
     "hf": "hf",
 }
 
-TYPE_CHECKING = False  # checkers take it for typing's, whose import would take several times as long as all of this
+TYPE_CHECKING = False  # type checkers treat it like typing's; importing typing would take several times as long as this file
 if TYPE_CHECKING:  # the same names
     from . import hf, recipe, sphere
     from .config import ModelConfig
@@ -49,11 +49,12 @@ __all__ = [  # a literal list: type checkers do not run code
     "row_norms", "save", "sphere", "warmup_before", "wsd",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # a checker would take every name for one of ours
+if not TYPE_CHECKING:  # with a module __getattr__, a checker would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _WHERE:
-            raise AttributeError(f"ngpt_core has no name {name!r}. It has: {', '.join(sorted(_WHERE))}.")
+            moved = " Explorers and figures are in ngpt_book: from ngpt_book import Explorer." if name == "viz" else ""
+            raise AttributeError(f"ngpt_core has no name {name!r}.{moved} It has: {', '.join(sorted(_WHERE))}.")
         where = _WHERE[name]
         module = import_module(f"{__name__}.{where}")
         value = module if where.rpartition(".")[2] == name else getattr(module, name)

@@ -88,9 +88,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     report = command("report", _report, "write one HTML page with interactive plots of one or several runs")
     report.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)")
-    demo = command(
-        "demo", _demo, "train GPT and nGPT side by side on stdlib, this machine's Python standard library, and compare them"
-    )
+    demo = command("demo", _demo, "train GPT and nGPT side by side on the embedded corpus, and compare them")
     demo.add_argument("--out", help="where the runs and the report go (default: the first of demo, demo-2, ... that is new)")
     demo.add_argument("--minutes", type=float, default=2.0, help="how long to train, about (default: 2)")
     demo.add_argument("--preset", default="pico", help="the model (default: pico)")
@@ -211,7 +209,7 @@ def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     pack.add_argument("--shard-tokens", type=int, default=1 << 28, help="tokens of a shard at most (default: 2^28)")
     pack.set_defaults(command=_pack)
     check = actions.add_parser("check", help="compare a packed corpus with its checksums", allow_abbrev=False)
-    check.add_argument("dir", metavar="DIR", help="a packed corpus, or stdlib: this machine's Python standard library")
+    check.add_argument("dir", metavar="DIR", help="a packed corpus, or embedded, or stdlib (see ngpt train --data)")
     check.set_defaults(command=_check)
 
 

@@ -1,7 +1,7 @@
-"""How does a file get onto the disk whole, or not at all?
+"""How is a file written completely or not at all?
 
-Everything that must survive a crash is written under a temporary name, forced to the disk, and renamed: a rename is atomic
-within one file system, so a reader sees the old state or the new one and never half of either.
+Everything that must survive a crash is written under a temporary name, flushed to the disk and renamed. A rename is atomic
+within a file system, so a reader sees either the old state or the new one, never a mixture.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ __all__ = ["cache_folder", "new_folder", "read_json", "sha256", "sync", "write_j
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file, read in blocks."""
+    """The SHA-256 checksum of a file, read in blocks."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -26,23 +26,23 @@ def sha256(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """The file's names and values; a ValueError that names the file where it holds none."""
+    """The JSON object in the file. Anything else is a ValueError that names the file."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(value, dict):
-            raise ValueError("no names and values")
+            raise ValueError("not an object")
         return value
     except ValueError as error:  # not JSON, or not even text
-        raise ValueError(f"{path} is not the JSON it should be ({error}): it was damaged or edited; restore it.") from None
+        raise ValueError(f"{path} must be a JSON object ({error}): it was damaged or edited; restore it.") from None
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace ``path`` by ``value`` as JSON, atomically."""
+    """Replace the contents of ``path`` with ``value`` as JSON, atomically."""
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``, atomically."""
+    """Replace the contents of ``path`` with ``text``, atomically."""
     temporary = None
     with _named(path):
         try:
@@ -51,7 +51,7 @@ def write_text(path: Path, text: str) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)  # mkstemp's own mode would hide a run from the rest of the group
+            os.chmod(temporary, 0o644)  # mkstemp's default mode would hide the file from other users
             os.replace(temporary, path)
         finally:
             if temporary is not None:
@@ -60,7 +60,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An error in the block names ``path``: a full disk names no file, and the temporary one is nobody's business."""
+    """Make an OSError in the block name ``path``: a full disk names no file, and the temporary name would only confuse."""
     try:
         yield
     except OSError as error:
@@ -70,11 +70,11 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def sync(folder: Path) -> None:
-    """Force every file below ``folder``, and its directories, to the disk."""
+    """Flush every file and directory below ``folder`` to the disk."""
     for root, _, names in os.walk(folder):
         for path in [*(os.path.join(root, name) for name in names), root]:
             if os.name == "nt" and os.path.isdir(path):
-                continue  # Windows opens no directory
+                continue  # Windows cannot open a directory
             handle = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(handle)
@@ -84,13 +84,13 @@ def sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``path`` when the block ends well, and vanishes when it does not.
+    """A temporary folder that becomes ``path`` when the block succeeds and is removed when it fails.
 
-    ``path`` may exist only as an empty folder: nothing is overwritten.
+    ``path`` must not exist, except as an empty folder: nothing is overwritten.
     """
     path = Path(path).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path} exists already: nothing is overwritten; choose another folder, or remove it first.")
+        raise ValueError(f"{path} already exists and is not overwritten: choose another folder, or remove it first.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with _named(path):
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
@@ -98,7 +98,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             yield temporary
             sync(temporary)
             os.chmod(temporary, 0o755)
-            os.replace(temporary, path)  # onto nothing, or onto an empty folder
+            os.replace(temporary, path)  # path is absent or an empty folder
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -111,4 +111,4 @@ def cache_folder() -> Path:
     try:
         return (Path(base) if base else Path.home() / ".cache") / "ngpt"
     except RuntimeError:
-        raise ValueError("this user has no home folder for a cache: set NGPT_CACHE to a folder you may write to.") from None
+        raise ValueError("This user has no home folder for a cache: set NGPT_CACHE to a writable folder.") from None

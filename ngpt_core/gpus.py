@@ -1,4 +1,4 @@
-"""What can a GPU do at most, and what can this device do? One table, from the vendors' data sheets."""
+"""What is the peak throughput of a GPU, and of this device? One table, from the vendors' data sheets."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card. Peaks are those of dense matrix products, in FLOP/s."""
+    """A GPU model. Peaks are for dense matrix products, in FLOP/s."""
 
     name: str
-    """What torch's name of the device contains."""
+    """A part of torch's name for the device."""
     memory: int
     """Bytes."""
     bf16: float | None
-    """None: no units for it. (A T4's 65 TFLOP/s are fp16, in which the trainer does not compute.)"""
+    """None: no bf16 units. (A T4's 65 TFLOP/s are fp16, which the trainer does not use.)"""
     fp32: float
-    """torch's own default: true fp32, not TF32."""
+    """torch's default: true fp32, not TF32."""
     per_node: int = 8
 
     @property
     def precision(self) -> str:
-        """What ``--precision auto`` takes here."""
+        """The precision that ``--precision auto`` selects on this GPU."""
         return "bf16" if self.bf16 else "fp32"
 
     @property
     def peak(self) -> float:
-        """In that precision."""
+        """The peak in that precision."""
         return self.bf16 or self.fp32
 
 
-GPUS = {  # a device is the first card whose name its own contains: "H100 PCIe" stands before "H100", "A100" before "A10"
+GPUS = {  # the first entry with a name contained in the device's wins: "H100 PCIe" comes before "H100", "A100" before "A10"
     "b200-180gb": Gpu("B200", 180 * GIB, 2.25e15, 75e12),
     "b100-180gb": Gpu("B100", 180 * GIB, 1.8e15, 60e12),
     "gh200-96gb": Gpu("GH200", 96 * GIB, 989e12, 67e12, 1),
@@ -61,12 +61,12 @@ GPUS = {  # a device is the first card whose name its own contains: "H100 PCIe" 
 
 
 def peak_flops(device: torch.device) -> float:
-    """The peak of this device, FLOP/s: from the table, or measured where it has no entry, as the best matrix product of a
-    quarter of a second: on a machine that others use too, the first few may all have been interrupted.
+    """The peak of this device in FLOP/s: from the table, or measured if the table lacks it.
 
-    A run with ``--precision fp32`` on a card with bf16 units is compared with the bf16 peak all the same.
+    The measurement takes the fastest matrix product within a quarter of a second; on a shared machine, the first few may all
+    be interrupted. A run with ``--precision fp32`` on a GPU with bf16 units is still compared with the bf16 peak.
     """
-    import torch  # here: the table alone, which ``ngpt plan --help`` prints, does not wait for it
+    import torch  # imported here: ``ngpt plan --help`` prints the table without it
 
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

@@ -3,17 +3,17 @@
 A preset is a complete ``ModelConfig``: ``preset("30B")`` is nGPT, ``preset("30B", normalized=False)`` its GPT twin, and any
 field can be overridden. Two families:
 
-**The ladder** 1B ... 30B of section 4.1. Only 30B is public (Nemotron-3 Nano); the paper gives the others' total and active
-counts alone, and our rungs are proposals that meet the active counts to 1% and the rounded totals to 3%. C, tokens and
-the baseline's learning rate are the paper's.
+**The ladder** 1B ... 30B of section 4.1. Only 30B is public (Nemotron-3 Nano). For the others the paper gives only total and
+active counts; our rungs are proposals that match the active counts to 1% and the rounded totals to 3%. C, tokens and the
+baseline's learning rate are the paper's.
 
-**Laptop models** ``pico``, ``micro``, ``mini``, for bytes: the vocabulary is the 256 byte values, and byte 0, which no text
-contains, separates documents. They are the ladder's kind in small: Mamba-2, attention and a mixture of experts. Their
-``-dense`` variants are the original nGPT's kind: a Transformer of attention and MLP blocks with rotary embeddings, about the
-same number of parameters, for where routers and scans would only be in the way.
+**Laptop models** ``pico``, ``micro``, ``mini``, on bytes: the vocabulary is the 256 byte values, and byte 0, which never occurs
+in text, separates documents. They are small versions of the ladder: Mamba-2, attention and a mixture of experts. Their
+``-dense`` variants resemble the original nGPT: Transformers of attention and MLP blocks with rotary embeddings and about the
+same number of parameters, for experiments that do not need routers and scans.
 
-Symbols: M, E, * are the numbers of Mamba-2, MoE and attention blocks; "active" counts what one token uses, without the input
-embedding, of which it reads one row.
+Symbols: M, E, * are the numbers of Mamba-2, MoE and attention blocks; "active" counts the parameters that one token uses,
+without the input embedding, of which it reads one row.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ def ladder_pattern(pairs: int, attention: int) -> str:
     return "".join("M*E" if i % 3 == 0 and i // 3 <= attention else "ME" for i in range(1, pairs + 1))
 
 
-NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"  # Nemotron-3 Nano's own
+NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"  # Nemotron-3 Nano's
 
 # rung: d_model, pattern, expert ff, shared ff, Mamba heads, query heads, C, billions of tokens, GPT's peak lr
 LADDER = {
@@ -84,12 +84,12 @@ PRESETS = {
 
 
 def preset(name: str, normalized: bool = True, **overrides: object) -> ModelConfig:
-    """The config of that name, nGPT or (``normalized=False``) its GPT twin, with ``overrides``: fields of ModelConfig.
+    """The preset config of that name: nGPT, or its GPT twin with ``normalized=False``. ``overrides`` are fields of ModelConfig.
 
     For a laptop, on bytes: "pico" (0.3M parameters), "micro" (3M), "mini" (15M), each a hybrid with a mixture of experts, and
     "pico-dense", "micro-dense", "mini-dense", Transformers with rotary embeddings. The paper's ladder: "1B", "2B", "4B", "7B",
-    "14B", "30B"; only 30B is public, the shapes of the others are proposals that meet the published active counts
-    to 1% and the totals, which are rounded, to 3%.
+    "14B", "30B". Only 30B is public; the shapes of the others are proposals that match the published active counts
+    to 1% and the rounded totals to 3%.
 
     >>> preset("30B").d_model
     2688
@@ -97,7 +97,7 @@ def preset(name: str, normalized: bool = True, **overrides: object) -> ModelConf
     96
     """
     if not isinstance(name, str) or name not in PRESETS:
-        raise ValueError(f"There is no preset {name!r}. There are: {', '.join(PRESETS)}.")
+        raise ValueError(f"There is no preset {name!r}. Choose one of: {', '.join(PRESETS)}.")
     return ModelConfig.from_dict({"format": FORMAT, "name": name, "normalized": normalized, **PRESETS[name](), **overrides})
 
 
@@ -107,11 +107,11 @@ class Parameters(NamedTuple):
     total: int
     """Every parameter."""
     active: int
-    """What one token uses: top_k of the routed experts, and no input embedding."""
+    """The parameters that one token uses: top_k of the routed experts, without the input embedding."""
 
 
 def count_parameters(config: ModelConfig) -> Parameters:
-    """Parameters of a config, by arithmetic alone: equal to what a model on the meta device has."""
+    """The parameter counts of a config, by arithmetic; they equal those of a model built on the meta device."""
     c, d, nGPT = config, config.d_model, config.normalized
     step = d  # alpha, or RMSNorm's weight
     conv = c.d_inner + 2 * c.groups * c.state

@@ -13,7 +13,7 @@ from ngpt_core.data.packing import pack
 from ngpt_core.data.tokenizers import ByteTokenizer
 
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("patient", deadline=None)  # a shared machine is no reason to fail
+hypothesis.settings.register_profile("patient", deadline=None)  # a slow shared machine must not fail a test
 hypothesis.settings.load_profile("patient")
 
 

@@ -132,14 +132,6 @@ def test_with_a_cache_the_parts_give_the_whole(parts, theta):
     torch.testing.assert_close(out, module(h))
 
 
-def test_a_sequence_longer_than_the_cache_is_an_error():
-    module, h = make(), torch.randn(1, 5, 24, dtype=torch.float64)
-    cache = module.new_cache(1, 7, h.device, h.dtype)
-    module(h, cache=cache)
-    with pytest.raises(ValueError, match=r"7 places, 5 of them filled, and 5 more.*max_len >= 10"):
-        module(h, cache=cache)
-
-
 def test_gradients_are_finite_at_a_zero_hidden_state():
     module, h = make(), torch.zeros(1, 3, 24, dtype=torch.float64, requires_grad=True)
     module(h).sum().backward()

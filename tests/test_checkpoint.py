@@ -1,6 +1,7 @@
 """Checkpoints: what is resumed is the same run to the bit, and nothing that can go wrong while saving loses it."""
 
 import contextlib
+import dataclasses
 import errno
 import json
 import multiprocessing
@@ -18,12 +19,12 @@ from runs import SMALL, TINY, losses, new_run
 import ngpt_core as ng
 from ngpt_core.cli import main
 from ngpt_core.train import checkpoint, loop, trainer
-from ngpt_core.train.config import recipe_numbers
-from ngpt_core.train.lock import take
+from ngpt_core.train.config import TrainConfig, recipe_numbers
+from ngpt_core.train.folder import take
 from ngpt_core.train.loop import train
 from ngpt_core.train.metrics import Metrics as trainer_metrics
 from ngpt_core.train.metrics import read_metrics
-from ngpt_core.train.run import open_blend, prepare
+from ngpt_core.train.run import POLICIES, open_blend, prepare
 from ngpt_core.train.world import World
 
 CLOCK = ("time", "tokens_per_s", "mfu")
@@ -104,16 +105,16 @@ def test_resume_starts_a_run_that_is_not_there_and_one_that_never_saved(corpus, 
 def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
     before = snapshot(straight)
     for settings, model, word in (
-        ({}, {"d_model": 64}, "another architecture .d_model differs"),
-        ({}, {"normalized": False}, "another architecture"),
-        ({}, {"preset": "mini"}, "another architecture"),
+        ({}, {"d_model": 64, "n_heads": 4}, "started with d_model=32, n_heads=2. A checkpoint continues only as"),
+        ({}, {"normalized": False}, "started with normalized=True. A checkpoint continues only as the model"),
+        ({}, {"preset": "mini"}, "started with preset=pico. A checkpoint continues only as the model"),
         ({"steps": 9}, {}, "--re-anchor"),
         ({"steps": 3, "re_anchor": True}, {}, "already trained 6 steps"),
-        ({"seed": 5}, {}, "--seed was 0"),
-        ({"batch_size": 8}, {}, "--batch-size was 4"),
-        ({"scaled": False}, {}, "was started with --scaled"),
+        ({"seed": 5, "batch_size": 8}, {}, "was started with seed=0, batch_size=4. A resumed run cannot change this"),
+        ({"scaled": False}, {}, "was started with scaled=True. A resumed run keeps its numbers"),
         ({"recipe": ("rho=0",)}, {}, "--recipe rho=0: .*rho must be > 0"),
-        ({}, {"C": 0.12}, "--C 0.12: .* has C=0.24 in its recipe, .*use --recipe C=NUMBER"),
+        ({"recipe": "rho=1"}, {}, "recipe must be a list of texts"),
+        ({}, {"C": 0.12}, "C=0.12 would have no effect .* its recipe has C=0.24, .*Use --recipe C=NUMBER"),
     ):
         with pytest.raises(ValueError, match=word):
             train(prepare({"out": str(straight), **settings}, model, resume=True))
@@ -124,6 +125,43 @@ def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
     with pytest.raises(ValueError, match="other files and no run"):
         new_run(corpus, tmp_path / "other")
     assert snapshot(straight) == before
+
+
+def test_every_field_of_both_configs_has_one_policy():
+    fields = [field.name for config in (TrainConfig, ng.ModelConfig) for field in dataclasses.fields(config)]
+    assert sorted(" ".join(POLICIES.values()).split()) == sorted(fields)
+
+
+def test_a_resumed_run_treats_each_field_by_its_policy(straight, corpus, tmp_path):
+    """Every field is given another value, one at a time."""
+    (tmp_path / "link").symlink_to(corpus)
+    run = prepare({"out": str(straight)}, {}, resume=True)
+    now = {**vars(run.config), **vars(run.model), "scaled": True}
+    other = {"recipe": ("rho=0.2",), "data": (str(tmp_path / "link"),), "val_data": (corpus,), "out": f"{straight}/"}
+    other |= {"wandb": "x", "device": "cpu", "precision": "fp32", "activation_checkpointing": "full", "tokens": 8 * 4 * 32}
+    for policy, names in POLICIES.items():
+        for name in names.split():
+            new = other.get(name, not now[name] if isinstance(now[name], bool) else 2 * (now[name] or 1))
+            given = {"preset" if name == "name" else name: new}
+            settings = {"out": str(straight), "re_anchor": policy == "re-anchored"}
+            asked = ({**settings, **given}, {}) if name in vars(run.config) else (settings, given)
+            if policy in ("fixed", "architecture", "settled") or name == "C":  # C: the recipe of a scaled run has it
+                with pytest.raises(ValueError, match=f"was started with {next(iter(given))}=|^C=.* would have no effect"):
+                    prepare(*asked, resume=True)
+                continue
+            again = prepare(*asked, resume=True)
+            found = {**vars(again.config), **vars(again.model)}[name]
+            assert found == ((*now[name], *new) if policy == "merged" else new), name
+            assert again.steps == {"steps": 12, "tokens": 8}.get(name, 6)
+
+
+def test_re_anchor_holds_for_one_command_only(straight):
+    shutil.rmtree(straight / "checkpoints" / "step-00000006")
+    assert resume(straight, steps=8, re_anchor=True) == 0
+    assert json.loads((straight / "config.json").read_text())["train"]["re_anchor"]
+    with pytest.raises(ValueError, match="planned for 8 steps, not for 9 steps"):
+        resume(straight, steps=9)
+    assert prepare({"out": str(straight), "steps": 9, "re_anchor": True}, {}, resume=True).steps == 9
 
 
 def test_a_resumed_run_may_change_one_number_of_its_recipe_and_keeps_the_others(corpus, tmp_path):
@@ -146,7 +184,7 @@ def test_a_run_that_was_not_scaled_takes_another_C_and_is_not_scaled_later(corpu
     train(new_run(corpus, tmp_path / "run", save_every=2, keep=9, scaled=False))
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
     before = [r["lr"] for r in read_metrics(tmp_path / "run")]
-    with pytest.raises(ValueError, match="was started with --no-scaled: a resumed run keeps its numbers"):
+    with pytest.raises(ValueError, match=r"was started with scaled=False\. A resumed run keeps its numbers"):
         resume(tmp_path / "run", scaled=True)
     assert train(prepare({"out": str(tmp_path / "run"), "scaled": False}, {"C": 0.12}, resume=True)) == 0
     assert [r["lr"] for r in read_metrics(tmp_path / "run")] == pytest.approx(before[:4] + [lr / 2 for lr in before[4:]])
@@ -167,7 +205,7 @@ def test_more_steps_change_no_number_of_the_recipe(corpus, tmp_path, record):
     first = new_run(corpus, tmp_path / "x", **start)
     assert recipe_numbers(again.config, again.model, 4000) == recipe_numbers(first.config, again.model, 5)
     trainer_ = trainer.Trainer(again, World(torch.device("cpu")), open_blend((corpus,), 256))
-    trainer_.resume()
+    trainer_.resume(again.checkpoint)
     last = read_metrics(run)[3]["lr"]  # 1/5 of the peak is left
     assert trainer_.step()["lr"] == pytest.approx(last, rel=1e-3)
 
@@ -180,7 +218,7 @@ def test_tokens_asked_for_later_count_as_steps_do(straight):
     assert prepare({"out": str(straight), "steps": 6}, {"tokens": 1024}, resume=True).steps == 6  # as at the start of a run
 
 
-def test_more_steps_spread_the_rest_of_the_schedule_when_told_to(straight):
+def test_with_re_anchor_more_steps_spread_the_rest_of_the_schedule(straight):
     for step in ("step-00000006",):
         shutil.rmtree(straight / "checkpoints" / step)
     assert resume(straight, steps=8, re_anchor=True) == 0
@@ -355,13 +393,13 @@ def test_a_memory_that_runs_out_is_one_sentence_and_loses_nothing(corpus, tmp_pa
         assert main([*argv, "--seq-len=32"]) == 0 and len(read_metrics(out)) == 2
 
 
-def test_a_run_that_has_not_trained_a_step_may_start_anew_and_one_that_has_may_not(corpus, tmp_path):
+def test_a_run_that_has_not_trained_a_step_may_start_again_and_one_that_has_may_not(corpus, tmp_path):
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="no luck"):
         patch.setattr(loop, "_step", lambda *args: (_ for _ in ()).throw(ValueError("no luck")))
         train(new_run(corpus, out))
     assert (out / "config.json").is_file()
-    with pytest.raises(ValueError, match=r"--seq-len was 32 .*leave out --resume"):
+    with pytest.raises(ValueError, match=r"was started with seq_len=32\. .*leave out --resume"):
         prepare({"out": str(out), "seq_len": 16}, {}, resume=True)
     assert resume(out) == 0  # as it was
     with pytest.raises(ValueError, match="continue it with --resume"):
@@ -456,7 +494,7 @@ def test_a_run_that_went_on_between_reading_and_locking_is_not_taken_back(straig
     shutil.move(straight / "checkpoints" / "step-00000006", straight / "later")
     run = prepare({"out": str(straight)}, {}, resume=True)
     shutil.move(straight / "later", straight / "checkpoints" / "step-00000006")
-    with pytest.raises(ValueError, match="a moment ago"):
+    with pytest.raises(ValueError, match="another process has just trained"):
         train(run)
 
 
@@ -504,17 +542,17 @@ def test_a_config_that_was_edited_is_not_blamed_on_the_checkpoint(straight):
     record = json.loads((straight / "config.json").read_text())
     record["model"]["d_model"] = 64
     (straight / "config.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=r"config.json is not that of .*step-00000006 \(other d_model\)"):
+    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another d_model\."):
         resume(straight)
     edited = {"train": {**record["train"], "batch_size": 8}, "model": {**record["model"], "d_model": 32}}
     (straight / "config.json").write_text(json.dumps({**record, **edited}))
-    with pytest.raises(ValueError, match=r"config.json is not that of .*step-00000006 \(other batch_size\)"):
+    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another batch_size\."):
         resume(straight)
     for change, words in (
-        ({"steps": "six"}, "lacks 'steps'"),
-        ({"model": None}, "lacks 'model'"),
+        ({"steps": "six"}, "'steps' is missing or has the wrong type"),
+        ({"model": None}, "'model' is missing or has the wrong type"),
         ({"model": {}}, "config.json, model: "),
-        ({"train": []}, "lacks 'train'"),
+        ({"train": []}, "'train' is missing or has the wrong type"),
         ({"train": {"keep": "x"}}, "config.json, train: --keep"),
         ({"tokenizer": {}}, "does not describe its tokenizer"),
         ({"tokenizer": {"spec": 5, "vocab_size": 256, "end_of_text": 0}}, "does not describe its tokenizer"),
@@ -544,11 +582,12 @@ def test_a_damaged_checkpoint_and_an_unknown_format_say_so(straight, tmp_path):
         resume(straight)
     t = state["schedule"]
     for change in (
-        {"data": {}}, {"data": None}, {"schedule": {}}, {"seconds": "x"}, {"step": "6"}, {"step": 5}, {"config": None},
-        {"schedule": {**t, "t": 1}}, {"schedule": {**t, "anchor": None}}, {"data": {**state["data"], "counts": [1, 2, 3]}},
+        {"data": {}}, {"data": None}, {"model": {}}, {"schedule": {}}, {"seconds": "x"}, {"step": "6"}, {"step": 5},
+        {"config": None}, {"schedule": {**t, "t": 1}}, {"schedule": {**t, "anchor": None}},
+        {"data": {**state["data"], "counts": [1, 2, 3]}},
     ):  # fmt: skip
         (path / "state.json").write_text(json.dumps({**state, **change}))
-        with pytest.raises(ValueError, match=r"(cannot be read: state.json|state.json was damaged or edited).*older"):
+        with pytest.raises(ValueError, match=r"(cannot be read: |state.json was damaged or edited).*older"):
             resume(straight)
     (path / "state.json").write_text(json.dumps(state))
     data = next(path.glob("*.distcp"))

@@ -131,7 +131,7 @@ def test_a_prompt_that_a_tokenizer_drops_and_a_terminal_without_unicode(run, tmp
         def encode(self, documents):
             return [super(Dropping, self).encode([document.strip()])[0] for document in documents]
 
-    monkeypatch.setattr(trained.Run, "tokenizer", lambda folder: Dropping())
+    monkeypatch.setattr(trained.RunFolder, "tokenizer", lambda folder: Dropping())
     assert "has no tokens" in sentence(capsys, ["generate", str(run), "--prompt= "])
     monkeypatch.undo()
     command = [sys.executable, "-m", "ngpt_core", "generate", str(run), "--prompt=é", "--max-new-tokens=2"]

@@ -1,10 +1,14 @@
 """The data path: packing, the held-out split, the loader's promises, and what happens to damaged or missing files."""
 
 import gzip
+import hashlib
 import http.server
 import json
 import os
+import platform
+import re
 import resource
+import runpy
 import shutil
 import socket
 import struct
@@ -19,7 +23,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ngpt_core.data.corpus import Corpus, embedded
+from ngpt_core.data import corpus as corpus_module
+from ngpt_core.data.corpus import Corpus, embedded, open_corpus, stdlib
 from ngpt_core.data.loader import IGNORE, Loader, permute
 from ngpt_core.data.packing import pack, pack_files, token_dtype
 from ngpt_core.data.sources import documents, download, expand, stdlib_files
@@ -416,7 +421,7 @@ def test_missing_shards_manifests_and_formats_are_named(corpus, tmp_path):
     with pytest.raises(ValueError, match="format 99"):
         Corpus(corpus.folder)
     (corpus.folder / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="not the JSON"):
+    with pytest.raises(ValueError, match="must be a JSON object"):
         Corpus(corpus.folder)
     (corpus.folder / "manifest.json").write_text(json.dumps(manifest))
     (corpus.folder / "val-00000.docs").unlink()
@@ -475,21 +480,64 @@ def test_a_disk_that_is_full_is_named_and_nothing_is_left(tmp_path):
 
 def test_nothing_is_overwritten(corpus):
     before = {p.name: p.read_bytes() for p in corpus.folder.iterdir()}
-    with pytest.raises(ValueError, match="nothing is overwritten"):
+    with pytest.raises(ValueError, match="is not overwritten"):
         pack(texts(3), corpus.folder, ByteTokenizer())
     assert {p.name: p.read_bytes() for p in corpus.folder.iterdir()} == before
 
 
-# ---- the embedded corpus, and one by URL -----------------------------------------------------------------------------
+# ---- the corpora that have a name, and one by URL --------------------------------------------------------------------
+EMBEDDED = Path(corpus_module.__file__).parent / "embedded"
 
 
-def test_the_embedded_corpus_is_this_python_and_is_packed_once(tmp_path, monkeypatch):
+def test_the_embedded_corpus_is_the_pinned_text_and_is_packed_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "cache"))
+    first = open_corpus("embedded")
+    stamp = (first.folder / "manifest.json").stat().st_mtime_ns
+    second = embedded()
+    assert (second.folder / "manifest.json").stat().st_mtime_ns == stamp and len(list((tmp_path / "cache").iterdir())) == 1
+    # a run, a result and a resumed run depend on it: another text needs another name
+    assert first.checksum == "dc3f219a0d70bb585a4bf3f12028501873f996dcc73a942edd6c5f9df4e40fac"
+    listed = json.loads((EMBEDDED / "manifest.json").read_text())
+    train, val = whole(first, "train"), whole(first, "val")
+    found = {hashlib.sha256(text).hexdigest(): len(text) for text in (*train, *val)}
+    assert found == {file["sha256"]: file["bytes"] for file in listed["files"]}
+    assert len(val) == 10 and len(train) == 97 and first.manifest["held_out"]["rule"] == "documents"
+    assert listed["cpython"] == "3.11.7" and "PYTHON SOFTWARE FOUNDATION LICENSE" in (EMBEDDED / "LICENSE.txt").read_text()
+    assert all(text.isascii() and not re.search(rb"(?i)copyright|license", text) for text in (*train, *val))
+    assert (EMBEDDED / "text.jsonl.gz").stat().st_size < 400_000
+
+
+def test_a_damaged_embedded_corpus_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(EMBEDDED, tmp_path / "data" / "embedded")
+    monkeypatch.setattr(corpus_module, "__file__", str(tmp_path / "data" / "corpus.py"))
+    text = tmp_path / "data" / "embedded" / "text.jsonl.gz"
+    assert embedded().manifest["tokens"] == 1_167_193
+    right = text.read_bytes()
+    for wrong in (right[:-1], right[:1000] + bytes([right[1000] ^ 1]) + right[1001:], b""):
+        text.write_bytes(wrong)
+        with pytest.raises(ValueError, match=r"text.jsonl.gz was damaged \(sha256 .*install the package again"):
+            embedded()  # even when a packed copy is in the cache
+    text.unlink()
+    with pytest.raises(ValueError, match=r"cannot be read .*install the package again"):
+        embedded()
+
+
+@pytest.mark.skipif(platform.python_version() != "3.11.7", reason="the embedded text is from CPython 3.11.7")
+def test_the_embedded_text_is_what_its_rule_chooses():
+    rule = runpy.run_path(str(EMBEDDED / "make_embedded.py"))
+    listed = json.loads((EMBEDDED / "manifest.json").read_text())
+    chosen = [(name, len(text), hashlib.sha256(text).hexdigest()) for name, text in rule["chosen"]()]
+    assert chosen == [(file["name"], file["bytes"], file["sha256"]) for file in listed["files"]]
+
+
+def test_stdlib_is_this_python_and_is_packed_once(tmp_path, monkeypatch):
     monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "cache"))
     files = dict(stdlib_files())
     assert "abc.py" in files and "json/decoder.py" in files and not any("site-packages" in name for name in files)
-    first = embedded()
+    first = open_corpus("stdlib")
     stamp = (first.folder / "manifest.json").stat().st_mtime_ns
-    second = embedded()
+    second = stdlib()
     assert (second.folder / "manifest.json").stat().st_mtime_ns == stamp and len(list((tmp_path / "cache").iterdir())) == 1
     everything = set(whole(first, "train")) | set(whole(first, "val"))
     assert files["abc.py"].read_bytes() in everything

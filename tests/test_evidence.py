@@ -3,10 +3,13 @@
 import importlib.util
 import json
 import math
+import platform
 import sys
 from pathlib import Path
 
 import pytest
+
+from ngpt_core.data.corpus import embedded
 
 EVIDENCE = Path(__file__).parent.parent / "benchmarks" / "evidence"
 
@@ -17,15 +20,15 @@ def evidence():
     sys.path.insert(0, str(EVIDENCE))
     try:
         found = []
-        for name in ("runner", "study", "analyse"):
+        for name in ("library", "runner", "study", "analyse"):
             spec = importlib.util.spec_from_file_location(name, EVIDENCE / f"{name}.py")
             module = sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             found.append(module)
-        yield tuple(found)
+        yield tuple(found[1:])
     finally:
         sys.path.remove(str(EVIDENCE))
-        for name in ("runner", "study", "analyse"):
+        for name in ("library", "runner", "study", "analyse"):
             sys.modules.pop(name, None)
 
 
@@ -67,14 +70,14 @@ def test_an_ablation_of_the_same_length_does_not_take_the_place_of_the_recipe(ev
     (fight,) = evidence[2].fights(rows, tuned)
     assert fight["round"] == 0 and fight["ngpt"] == [1.9] * 3 and 0.5 < fight["ratio"] < 1
     assert fight["recipes"]["ngpt"] == {"betas": "0.9,0.99", "C": 1}
-    # a second round with other numbers is a fight of its own: neither side's runs are mixed
+    # a second round with other numbers is a separate comparison: neither side's runs are mixed
     own = {"C": 3, "betas": "0.6,0.99"}
     rows += [row("gpt", 100, seed, {"lr": 2, "betas": "0.8,0.99"}, 1.8) for seed in (1, 2, 3)]
     rows += [row("ngpt", steps, seed, own, loss) for seed in (1, 2, 3) for steps, loss in ((50, 1.9), (100, 1.7))]
     first, second = evidence[2].fights(rows, tuned)
     assert first == fight and (second["round"], second["gpt"], second["ngpt"]) == (1, [1.8] * 3, [1.7] * 3)
     assert second["recipes"] == {"gpt": {"betas": "0.8,0.99", "lr": 2}, "ngpt": own}
-    # a round that one side has not finished, or whose shorter schedules are not trained, is no fight
+    # a round does not count if one side is not finished or shorter schedules are missing
     assert [f["round"] for f in evidence[2].fights([r for r in rows if r["recipe"].get("lr") != 2], tuned)] == [0]
     assert [f["round"] for f in evidence[2].fights([r for r in rows if (r["steps"], r["recipe"]) != (50, own)], tuned)] == [0]
     assert second["seeds"][0] == pytest.approx(2**-0.5)
@@ -174,8 +177,33 @@ def test_a_peak_rate_at_the_edge_of_those_tried_is_followed_beyond_it(evidence):
     assert tried == {"gpt": [0.001, 0.002, 0.004, 0.0005, 0.00025], "ngpt": [0.12, 0.24, 0.48, 0.96]}
 
 
+def test_the_evidence_has_one_corpus_and_another_is_refused(evidence, tmp_path, monkeypatch):
+    runner, library = evidence[0], evidence[0].library
+    stored = json.loads((EVIDENCE.parents[1] / "book" / "ngpt_book" / "data" / "evidence.json").read_text())
+    assert stored["about"]["corpus"] == library.CHECKSUM and stored["about"]["python"] == library.VERSION
+    listed = [line.split("  ", 1) for line in (EVIDENCE / "library" / "files.sha256").read_text().splitlines()]
+    assert len(listed) == 610 and [name for _, name in listed] == sorted(name for _, name in listed)
+
+    monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(runner, "TABLE", tmp_path / "runs.jsonl")
+    (tmp_path / "abc.py").write_text("another Python's")
+    monkeypatch.setattr(library, "stdlib_files", lambda: [("abc.py", tmp_path / "abc.py")])
+    with pytest.raises(ValueError, match=r"the library of CPython 3\.11\.7, .* 608 of its 610 files .*__future__.py"):
+        runner.Lab(tmp_path / "runs").run(runner.Job("dense-0.2M", "ngpt", 3))
+    assert not (tmp_path / "runs").exists()  # before anything is trained
+
+
+@pytest.mark.skipif(platform.python_version() != "3.11.7", reason="the text of the evidence is from CPython 3.11.7")
+def test_this_python_has_the_corpus_of_the_evidence(evidence, tmp_path, monkeypatch):
+    monkeypatch.setenv("NGPT_CACHE", str(tmp_path))
+    library = evidence[0].library
+    found = library.corpus()
+    assert found.checksum == library.CHECKSUM and found.manifest["splits"]["val"]["documents"] == 10
+
+
 def test_a_finished_job_is_read_from_the_table_and_a_new_one_is_trained_once(evidence, tmp_path, monkeypatch):
     runner = evidence[0]
+    monkeypatch.setattr(runner.library, "corpus", embedded)  # this test runs on every Python
     monkeypatch.setattr(runner, "TABLE", tmp_path / "runs.jsonl")
     monkeypatch.setitem(runner.MODELS, "tiny", ({"preset": "pico-dense", "d_model": 16, "pattern": "*-", "ff": 32}, 2))
     job = runner.Job("tiny", "ngpt", 3, seed=1, recipe={"C": 0.1})

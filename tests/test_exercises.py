@@ -37,7 +37,7 @@ def test_the_verdict(yours, verdict, capsys):
     assert right == (verdict == "right, in 2 cases")
 
 
-def test_infinities_and_gaps_may_be_right_and_no_case_is_a_slip(capsys):
+def test_infinities_and_nans_may_be_right_and_an_empty_list_of_cases_is_an_error(capsys):
     odd = torch.tensor([1.0, math.inf, -math.inf, math.nan])
     assert check(lambda x: x, lambda x: x, (odd,)) and not check(lambda x: -x, lambda x: x, (odd,))
     assert check(partial(torch.mul, 2), double, (torch.ones(2),)) and "your function: right" in capsys.readouterr().out
@@ -90,7 +90,7 @@ def clip_without_k(g, v, k, beta2, R, s_min):
 
 
 @pytest.mark.parametrize("wrong", [clip_without_sign, clip_without_k])
-def test_chapter_7_rejects_a_clip_with_a_slip(wrong):
+def test_chapter_7_rejects_a_clip_with_a_mistake(wrong):
     assert not check(wrong, ng.growth_clip, *stub_cell("07_spikes_and_silence", "my_clip")["cases"])
 
 
@@ -104,14 +104,14 @@ def test_chapter_7_rejects_a_clip_with_a_slip(wrong):
         lambda v, lr, strength, tau, xi: lr * strength / len(v) ** 0.5 * xi,  # everybody
     ],
 )
-def test_chapter_7_rejects_noise_with_a_slip(wrong):
+def test_chapter_7_rejects_noise_with_a_mistake(wrong):
     spikes = pytest.importorskip("ngpt_book.figures.spikes")
     names = {"math": math, "pmen": spikes.pmen, "spikes": spikes}
     assert not check(wrong, spikes.row_noise, *stub_cell("07_spikes_and_silence", "my_noise", **names)["noise_cases"])
 
 
 def test_chapter_8_rejects_a_decay_without_a_gradient(capsys):
-    """Masked after exp the values are right, and the gradient is NaN where exp has overflowed."""
+    """With the mask after exp, the values are right, but the gradient is NaN where exp overflows."""
     mamba_moe = pytest.importorskip("ngpt_book.figures.mamba_moe")
     found = stub_cell("08_mamba_moe", "my_decay", mamba_moe=mamba_moe)
 

@@ -1,4 +1,4 @@
-"""Does an Explorer show what its function says, wherever it lives?"""
+"""Does an Explorer show what its function computes, on a page and with a kernel?"""
 
 import base64
 import itertools
@@ -55,7 +55,7 @@ def cells(explorer):
 
 def test_every_cell_of_the_grid_is_the_function_within_half_a_code(explorer):
     grid = explorer.grid()
-    assert set(grid) == {"t", "path", "gap"}  # what is neither drawn nor told stays off the page
+    assert set(grid) == {"t", "path", "gap"}  # arrays in neither the figure nor a text stay off the page
     for index, values in cells(explorer):
         truth = {key: np.asarray(value) for key, value in wave(**values).items()}
         for key, decoded in grid.items():
@@ -142,7 +142,7 @@ def test_a_figure_may_pick_slice_and_transpose():
     ],
     ids=["computes", "f-string", "joins", "another trace", "a trace less", "a range"],
 )
-def test_a_figure_that_computes_is_refused(figure):
+def test_a_figure_that_computes_is_an_error(figure):
     with pytest.raises(ValueError, match="compute it in the function"):
         Explorer(wave, PARAMS, figure)
 
@@ -155,7 +155,7 @@ def test_a_ready_figure_is_bound_by_trace_and_attribute():
     np.testing.assert_array_equal(named.figure(a=2).data[0].y, 2.0 * np.arange(5))
     with pytest.raises(ValueError, match=r"no trace 'cosine'.*'sine\.y'"):
         Explorer(lambda a: {"y": [a, a]}, {"a": [1, 2]}, figure, bind={"cosine.y": "y"})
-    with pytest.raises(ValueError, match=r"asks for the array 'z'; the function returns y"):
+    with pytest.raises(ValueError, match=r"needs the array 'z'; the function returns y"):
         Explorer(lambda a: {"y": [a, a]}, {"a": [1, 2]}, figure, bind={"sine.y": "z"})
 
 
@@ -164,16 +164,16 @@ def test_a_ready_figure_is_bound_by_trace_and_attribute():
     [
         (lambda a: {"y": [1.0, float("inf")]}, "infinite"),
         (lambda a: {"y": ["a", "b"]}, "not numeric"),
-        (lambda a: [1, 2], "returns a dict of named arrays"),
+        (lambda a: [1, 2], "must return a dict of arrays"),
         (lambda a: {"y": np.zeros(a)}, r"shape \(2,\) at the defaults and \(1,\) at a=1"),
         (lambda a: {"y": [1.0, 1j * a]}, "complex numbers"),
-        (lambda a: {"y": ["1", "2"]}, "texts cannot be drawn"),
+        (lambda a: {"y": ["1", "2"]}, "strings cannot be drawn"),
         (lambda a: {"y": [1 / (a - 3), 1]}, r"failed at a=3: ZeroDivisionError"),
         (lambda b: {"y": [1, 2]}, r"failed at a=2: TypeError"),
         (lambda a: {"y": [a, a]} if a < 3 else {"x": [a]}, r"'y' has shape \(2,\) at the defaults and none at a=3"),
     ],
 )
-def test_a_function_that_cannot_be_drawn_is_told_why(fn, words):
+def test_a_function_that_cannot_be_drawn_is_an_error_that_says_why(fn, words):
     with pytest.raises(ValueError, match=words):
         Explorer(fn, {"a": [1, 2, 3]}, go.Figure(go.Scatter()), bind={"0.y": "y"})
 
@@ -181,9 +181,9 @@ def test_a_function_that_cannot_be_drawn_is_told_why(fn, words):
 def test_texts_are_filled_from_numbers_and_sliders(explorer):
     assert explorer.figure(alpha=1.0, theta=90).layout.title.text == "the gap is 90.00"
     assert "gap 25.0 · θ = 50°" in explorer.to_html()
-    with pytest.raises(ValueError, match="one number is needed, the function returns 40"):
+    with pytest.raises(ValueError, match="must be one number; the function returns 40"):
         Explorer(wave, PARAMS, draw, readout="{t:.1f}")
-    with pytest.raises(ValueError, match="cannot follow the format"):
+    with pytest.raises(ValueError, match="does not support the format"):
         Explorer(wave, PARAMS, draw, readout="{gap:>10}")
 
 
@@ -200,7 +200,7 @@ def test_sliders_spread_their_values_and_write_them():
     assert Slider(np.array([1.0, 2.0])).values == (1.0, 2.0)
 
 
-def test_a_slider_that_moves_nothing_is_refused():
+def test_a_slider_that_changes_nothing_is_an_error():
     with pytest.raises(ValueError, match="slider 'idle' changes nothing"):
         Explorer(lambda a, idle: {"y": [a, a]}, {"a": [1, 2], "idle": [1, 2]}, go.Figure(go.Scatter()))
 
@@ -209,21 +209,21 @@ def test_a_slider_that_moves_nothing_is_refused():
     ("values", "more", "words"),
     [
         ((0, 1, 11), {"default": 0.25}, "default=0.25 is not one of"),
-        ((0, 1, 11), {"log": True}, "positive numbers"),
+        ((0, 1, 11), {"log": True}, "needs positive ends"),
         ((0, 1), {}, "start, stop, number of values"),
-        ([3], {}, "at least two different values"),
-        ([3, 3], {}, "at least two different values"),
-        ([1, 2, 3], {"log": True}, "these are a list already"),
+        ([3], {}, "at least two values, all different"),
+        ([3, 3], {}, "at least two values, all different"),
+        ([1, 2, 3], {"log": True}, "got a list"),
         ("abc", {}, "or a list of values; got 'abc'"),
         (5, {}, "or a list of values; got 5"),
-        ([1, float("inf")], {}, "a finite number or a text; got inf"),
-        ([None, 1], {}, "a finite number or a text; got None"),
+        ([1, float("inf")], {}, "a finite number or a string; got inf"),
+        ([None, 1], {}, "a finite number or a string; got None"),
         (("a", "b", 3), {}, "start, stop, number of values"),
-        ([0.001, 0.002], {"format": ".1f"}, "shown alike"),
+        ([0.001, 0.002], {"format": ".1f"}, "look the same"),
         ([1, 2], {"default": [1]}, "is not one of"),
     ],
 )
-def test_a_slider_that_cannot_be_is_told_why(values, more, words):
+def test_an_invalid_slider_is_an_error_that_says_why(values, more, words):
     with pytest.raises(ValueError, match=words):
         Slider(values, **more)
 
@@ -233,8 +233,8 @@ def test_a_slider_that_cannot_be_is_told_why(values, more, words):
     [
         ({"params": [1, 2]}, "params must be a dict"),
         ({"figure": None}, "figure must be a function or a plotly Figure"),
-        ({"figure": lambda v: None}, "returns a plotly Figure; it returned NoneType"),
-        ({"bind": {"0.y": "y"}}, "bind is for a ready figure"),
+        ({"figure": lambda v: None}, "must return a plotly Figure; it returned NoneType"),
+        ({"bind": {"0.y": "y"}}, "bind is only for a ready figure"),
         ({"readout": None}, "readout must be text"),
         ({"alt": None}, "alt must be text"),
         ({"readout": "gap {gpa:.2f}"}, r"names \{gpa:\.2f\}; it may name alpha, gap, path, t, theta, unused"),
@@ -242,13 +242,13 @@ def test_a_slider_that_cannot_be_is_told_why(values, more, words):
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
 )
-def test_an_argument_of_another_kind_is_told(change, words):
+def test_an_argument_of_the_wrong_type_is_an_error(change, words):
     arguments = {"fn": wave, "params": PARAMS, "figure": draw, **change}
     with pytest.raises(ValueError, match=words):
         Explorer(arguments.pop("fn"), arguments.pop("params"), arguments.pop("figure"), **arguments)
 
 
-def test_a_slider_or_a_value_that_is_not_there_is_told(explorer):
+def test_an_unknown_slider_or_value_is_an_error(explorer):
     with pytest.raises(ValueError, match="There is no slider 'alfa'"):
         explorer.at(alfa=1)
     name = next(iter(explorer.params))
@@ -257,7 +257,7 @@ def test_a_slider_or_a_value_that_is_not_there_is_told(explorer):
             call(**{name: 0.1234567})
 
 
-def test_numbers_that_are_equal_but_for_rounding_can_be_drawn():
+def test_numbers_that_differ_only_by_rounding_can_be_drawn():
     rows = ng.sphere.random(40, 16).norm(dim=-1).double().numpy()
     e = Explorer(lambda a: {"y": rows + a * 1e-15, "top": a}, {"a": [0.0, 1.0]}, lambda v: go.Figure(go.Scatter(y=v["y"])),
                  readout="{top}")  # fmt: skip
@@ -285,8 +285,8 @@ def test_texts_of_sliders_are_texts_and_no_markup_and_each_showing_has_its_own_i
     e = Explorer(lambda kind: {"y": [len(kind), 1.0], "gap": math.nan}, {"kind": ["a", bold]}, go.Figure(go.Scatter()),
                  readout="it is {kind}, {gap:d}", bind={"0.y": "y"})  # fmt: skip
     text = e.to_html()
-    told = re.search(r'class="ngx-caption">(.*?)</p>', text)[1]
-    assert "&lt;b&gt;1&lt;/b&gt;" in told and bold not in told and "–" in told  # the default is the second
+    caption = re.search(r'class="ngx-caption">(.*?)</p>', text)[1]
+    assert "&lt;b&gt;1&lt;/b&gt;" in caption and bold not in caption and "–" in caption  # the default is the second
     assert re.search(r'class="ngx" id="([\w-]+)"', text)[1] != re.search(r'class="ngx" id="([\w-]+)"', e.to_html())[1]
 
 
@@ -345,13 +345,13 @@ def test_show_wants_words_for_those_who_do_not_see():
 
 def test_the_widget_is_live_and_only_where_it_works(explorer, monkeypatch):
     box = explorer.widget()
-    figure, alpha, theta, told, reset = box.children
+    figure, alpha, theta, readout, reset = box.children
     alpha.value = 2.0
     np.testing.assert_array_equal(figure.data[0].y, np.asarray(wave(2.0, 50)["path"][:, 0]))
-    assert figure.layout.title.text == "the gap is 100.00" and "gap 100.0" in told.value
+    assert figure.layout.title.text == "the gap is 100.00" and "gap 100.0" in readout.value
     theta.value = 90
     reset.click()
-    assert (alpha.value, theta.value) == (0.5, 50) and "gap 25.0" in told.value
+    assert (alpha.value, theta.value) == (0.5, 50) and "gap 25.0" in readout.value
 
     view = "application/vnd.jupyter.widget-view+json"
     for name in ("JPY_SESSION_NAME", "NGPT_BOOK", "VSCODE_PID"):
@@ -398,7 +398,7 @@ def test_every_colour_stands_out_from_the_page(page_color):
 
 
 @pytest.mark.parametrize("eye", _LINEAR)
-def test_colours_can_be_told_apart_by_every_eye(eye):
+def test_colors_are_distinguishable_for_every_eye(eye):
     light = [np.clip(np.array(_LINEAR[eye]) @ linear(color), 0, 1) for name, color in COLORS.items() if name != "grey"]
     seen = [_LAB @ np.cbrt(_LMS @ c) for c in light]
     nearest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2))

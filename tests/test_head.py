@@ -469,9 +469,9 @@ def test_a_target_outside_the_vocabulary_is_named(bad, backend):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"h": torch.ones(5, 4)}, r"Shapes must be"),
+        ({"h": torch.ones(5, 4)}, r"The shapes must be"),
         ({"targets": torch.zeros(4, dtype=torch.long)}, r"targets \[4\]"),
-        ({"targets": torch.zeros(5)}, "token numbers"),
+        ({"targets": torch.zeros(5)}, "integer token ids"),
         ({"s_z": torch.ones(1)}, r"s_z \[1\]"),
         ({"h": torch.ones(5, 3, dtype=torch.float64)}, "same floating-point dtype"),
         ({"q": -1}, "q must be"),
@@ -479,22 +479,16 @@ def test_a_target_outside_the_vocabulary_is_named(bad, backend):
         ({"form": "both"}, "'ratio'"),
         ({"q": "1"}, "q must be"),
         ({"q": True}, "q must be"),
-        ({"ignore_index": None}, "ignore_index is the target that is left out, an integer"),
-        ({"ignore_index": 1.5}, "ignore_index is the target that is left out, an integer"),
-        ({"chunk": 0}, "chunk is a number of tokens"),
-        ({"chunk": 2.0}, "chunk is a number of tokens"),
+        ({"chunk": 0}, "chunk must be a number of tokens"),
         ({"reduction": "none"}, "'mean' or 'sum'"),
         ({"backend": "cuda"}, "'chunked' or 'torch'"),
         ({"backend": "torch", "q": 2}, "q = 1 or None"),
-        ({"h": [[1.0, 1.0, 1.0]] * 5}, "h must be a tensor .*got list"),
-        ({"targets": np.zeros(5, dtype=int)}, "targets must be a tensor .*got ndarray"),
-        ({"s_z": 2.0}, "s_z must be a tensor .*got float"),
-        ({"denominator": 0}, "denominator is .*got 0"),
-        ({"denominator": torch.ones(3)}, "denominator is "),
-        ({"denominator": "a"}, "denominator is .*got 'a'"),
+        ({"denominator": 0}, "denominator must be one number > 0.*got 0"),
+        ({"denominator": torch.ones(3)}, "denominator must be one number > 0"),
+        ({"denominator": "a"}, "denominator must be one number > 0.*got 'a'"),
     ],
 )
-def test_a_slip_is_a_value_error_that_says_what_to_do(change, message):
+def test_a_wrong_argument_is_a_value_error_that_says_what_to_do(change, message):
     good = dict(h=torch.ones(5, 3), weight=torch.ones(7, 3), targets=torch.zeros(5, dtype=torch.long), s_z=torch.ones(7))
     linear_cross_entropy(**good)
     with pytest.raises(ValueError, match=message):
@@ -507,8 +501,6 @@ def test_the_backward_scale_refuses_what_logit_scale_refuses():
     for change, message in (({"form": "rati"}, "'ratio'"), ({"q": "a"}, "q must be"), ({"q": 0.5}, "every entry of s_z")):
         with pytest.raises(ValueError, match=message):
             backward_scale(s_z, **{"q": 1.0, **change})
-    with pytest.raises(ValueError, match="s_z must be a tensor"):
-        logit_scale(torch.ones(3), [1.0, 2.0, 3.0])
 
 
 def test_a_scale_of_another_length_or_a_negative_start_is_refused():

@@ -26,7 +26,7 @@ def fields(pattern, **options):
 
 
 def baseline(pattern=HYBRID, **options):
-    """A model whose every parameter has left its start, so that no one and no zero hides a slip."""
+    """A model with every parameter moved from its initial value, so that no one or zero hides a mistake."""
     model = ng.LanguageModel(ng.ModelConfig(pattern=pattern, normalized=False, **fields(pattern, **options)))
     with torch.no_grad():
         for name, v in [*model.named_parameters(), *model.named_buffers()]:
@@ -112,7 +112,7 @@ def test_scores_that_underflow_give_transformers_logits():
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_compiled_model_is_translated_and_anything_else_refused():
+def test_a_compiled_model_is_converted_and_anything_else_is_an_error():
     model = baseline()
     theirs = ng.hf.to_nemotron_h(torch.compile(model)).state_dict()
     assert all(torch.equal(v, theirs[name]) for name, v in ng.hf.to_nemotron_h(model).state_dict().items())
@@ -229,7 +229,7 @@ def test_a_model_without_a_bound_has_none_in_transformers_either():
 
 @torch.no_grad()
 def test_transformers_clamps_dt_when_it_reads_many_tokens_but_not_when_it_reads_one():
-    """With its default time_step_min its reading and its decoding disagree, by far more than rounding. Ours agree."""
+    """With the default time_step_min, its prefill and its decoding disagree by far more than rounding. Ours agree."""
     theirs, t = nemotron_with_low_dt(), tokens(12)
     assert (theirs(t).logits - token_by_token(theirs, t)).abs().max() > 1e-3
     ours = ng.hf.from_nemotron_h(theirs)
@@ -249,7 +249,7 @@ def test_transformers_cannot_count_the_tokens_of_a_model_without_attention():
 # ---- what cannot be translated ---------------------------------------------------------------------------------------------
 
 
-def test_an_ngpt_is_refused_with_the_reason():
+def test_an_ngpt_is_an_error_with_the_reason():
     with pytest.raises(ValueError, match="no normalized hidden state"):
         ng.hf.to_nemotron_h(ng.LanguageModel(ng.ModelConfig(pattern="M", **fields("M"))))
 
@@ -273,7 +273,7 @@ def test_what_the_baseline_lacks_is_named_on_the_way_back(field):
         ng.hf.from_nemotron_h(nemotron(**field))
 
 
-def test_another_model_is_refused():
+def test_another_kind_of_model_is_an_error():
     with pytest.raises(ValueError, match="NemotronHForCausalLM; got Linear"):
         ng.hf.from_nemotron_h(torch.nn.Linear(2, 2))
 

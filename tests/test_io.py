@@ -96,25 +96,11 @@ def test_a_model_has_one_floating_point_precision(model, tmp_path):
             ng.load(folder)
 
 
-@pytest.mark.parametrize("device", ["foo", "cpu:", ["cpu"]], ids=str)
-def test_a_device_that_torch_does_not_know_is_named(model, tmp_path, device):
-    ng.save(model, tmp_path)
-    with pytest.raises(ValueError, match=r"device must be .*got"):
-        ng.load(tmp_path, device=device)
-
-
-@pytest.mark.parametrize("device", ["meta", "cuda:63", "xpu:63", *([] if torch.cuda.is_available() else ["cuda"])])
-def test_a_device_that_is_not_there_or_holds_nothing_is_named(model, tmp_path, device):
-    ng.save(model, tmp_path)
-    with pytest.raises(ValueError, match=f"device must be one that is there and holds values, here cpu.*; got '{device}'"):
-        ng.load(tmp_path, device=torch.device(device))
-
-
 @pytest.mark.parametrize("text", ["null", "5", "[1]"])
-def test_a_config_that_is_no_dictionary_is_an_error(model, tmp_path, text):
+def test_a_config_that_is_not_a_dictionary_is_an_error(model, tmp_path, text):
     ng.save(model, tmp_path)
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match="A config is a dictionary"):
+    with pytest.raises(ValueError, match="A config must be a dictionary"):
         ng.load(tmp_path)
 
 
@@ -126,11 +112,11 @@ def change_config(folder, **change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (dict(d_model=32), r"another config: .* should be \[.*32\] and is \[.*64\]"),
-        (dict(pattern="ME*"), r"another config: .*blocks\.3\..* should be absent"),
-        (dict(normalized=False), "another config"),
-        (dict(routed_scaling=1.0), "saved with another config than config.json"),
-        (dict(format=7), "format 1 .*7"),
+        (dict(d_model=32), r"a different config: .* should be \[.*32\] but is \[.*64\]"),
+        (dict(pattern="ME*"), r"a different config: .*blocks\.3\..* should be absent"),
+        (dict(normalized=False), "a different config"),
+        (dict(routed_scaling=1.0), "saved with a different config than config.json"),
+        (dict(format=7), "format 1; got 7"),
         (dict(width=3), r"config\.json: ModelConfig has no field 'width'"),
         (dict(top_k=99), r"config\.json: ModelConfig\.top_k"),
     ],
@@ -150,7 +136,7 @@ def test_a_state_that_is_not_the_models_leaves_the_files_as_they_were(model, tmp
         state = {f"module.{name}": x for name, x in model.state_dict().items()}
     elif state == "another shape":
         state = model.state_dict() | {"head.weight": torch.zeros(3, 4)}
-    with pytest.raises(ValueError, match=r"This state belongs to another config: .* should be"):
+    with pytest.raises(ValueError, match=r"This state belongs to a different config: .* should be"):
         ng.save(model, tmp_path, state=state)
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
@@ -170,20 +156,12 @@ def test_files_can_be_read_by_others_and_a_file_that_cannot_says_why(model, tmp_
 
 def test_places_where_nothing_can_be_saved_or_read_are_named(model, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a file: a model is saved into a folder"):
-        ng.save(model, tmp_path / "file")
-    for below in (tmp_path / "file" / "run", "/proc/run"):
-        with pytest.raises(ValueError, match=r"run is no folder that can be written \(.+\): give another one"):
-            ng.save(model, below)
-    with monkeypatch.context() as m, pytest.raises(ValueError, match=r"can be written \(Permission denied\)"):
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", "/proc/run"):
+        with pytest.raises(ValueError, match=r"Cannot write to the folder .*(file|run) \(.+\): choose another one"):
+            ng.save(model, folder)
+    with monkeypatch.context() as m, pytest.raises(ValueError, match=r"Cannot write .*\(Permission denied\)"):
         m.setattr(os, "access", lambda *args: False)  # root may write everywhere
         ng.save(model, tmp_path)
-    for state in ([1], {"embedding.weight": 1}):
-        with pytest.raises(ValueError, match=r"state must be a dictionary of tensors.*; got"):
-            ng.save(model, tmp_path / "new", state=state)
-    for call in (lambda: ng.save(model, None), lambda: ng.load(None)):
-        with pytest.raises(ValueError, match="folder must be the path of a folder; got None"):
-            call()
     with torch.device("meta"), pytest.raises(ValueError, match="on the meta device and has no values"):
         ng.save(make(), tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -198,12 +176,12 @@ def test_a_truncated_file_is_an_error(model, tmp_path, keep):
 
 
 def test_missing_or_broken_files_are_errors(model, tmp_path):
-    with pytest.raises(ValueError, match=r"holds no config\.json"):
+    with pytest.raises(ValueError, match=r"has no config\.json"):
         ng.load(tmp_path / "nowhere")
     ng.save(model, tmp_path)
     (tmp_path / "config.json").write_text('{"format": 1, ')
     with pytest.raises(ValueError, match="not valid JSON"):
         ng.load(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         ng.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Do the ladder's fits find what was put in, and are they the best there is?"""
+"""Do the ladder's fits recover known parameters, and are they optimal?"""
 
 import numpy as np
 import pytest

@@ -127,7 +127,7 @@ def test_the_source_was_read():
     assert {"nn", "optim"} <= found["recipe"] and "data" in found["cli"]  # the last one inside a function
 
 
-def test_every_import_of_the_package_obeys_the_ranks():
+def test_every_import_of_the_package_follows_the_ranks():
     assert list(violations(MODULES)) == []
 
 
@@ -136,7 +136,7 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_every_rank_and_every_exception_is_in_use():
-    """What is left over in these tables would allow what nobody decided."""
+    """A stale entry in these tables would allow imports that nobody approved."""
     parts = {module.part for name, module in MODULES.items() if name.startswith("ngpt_core.")}
     assert sorted(part for row in RANKS for part in row) == sorted(parts)
     used = {

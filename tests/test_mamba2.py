@@ -174,9 +174,3 @@ def test_it_compiles_to_one_graph_with_the_same_gradients(normalized, backend):
     expected = torch.autograd.grad(m(h, documents).square().sum(), list(m.parameters()))
     for g, e in zip(torch.autograd.grad(compiled(h, documents).square().sum(), list(m.parameters())), expected):
         torch.testing.assert_close(g, e, rtol=1e-9, atol=1e-10 * max(1.0, float(e.abs().max())))
-
-
-def test_documents_and_a_cache_exclude_each_other():
-    m, h = layer(), hidden()
-    with pytest.raises(ValueError, match="exclude each other"):
-        m(h, torch.zeros(2, 21, dtype=torch.long), m.new_cache(2, 21))

@@ -57,7 +57,7 @@ def test_the_direction_of_a_squared_relu_block_does_not_feel_the_size_of_s_u(fac
     torch.testing.assert_close(sphere.unit(module(h)), sphere.unit(want))
 
 
-def test_unit_axes_are_declared_for_ngpt_alone():
+def test_unit_axes_are_declared_only_for_ngpt():
     assert make().unit_dims == {"up": -1, "down": -1}
     assert make(activation="swiglu").unit_dims == {"up": -1, "gate": -1, "down": -1}
     assert make(normalized=False, activation="swiglu").unit_dims == {}

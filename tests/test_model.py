@@ -213,7 +213,7 @@ def test_parts_of_a_batch_add_up_to_the_whole_in_loss_and_gradient():
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-6)
 
 
-def test_a_forward_pass_changes_no_buffer_and_the_bias_moves_when_told():
+def test_a_forward_pass_changes_no_buffer_and_update_router_bias_moves_the_biases():
     model, x = make(), tokens(2, 16)
     before = copy.deepcopy(dict(model.named_buffers()))
     model.train().loss(x, x).backward()
@@ -221,9 +221,9 @@ def test_a_forward_pass_changes_no_buffer_and_the_bias_moves_when_told():
     model.update_router_bias(model.stats["load"])
     moved = {k: (b - before[k]).abs().max().item() for k, b in model.named_buffers()}
     assert all(math.isclose(m, 1e-3) for m in moved.values())
-    with pytest.raises(ValueError, match="each of the 2 MoE layers; got 1"):
+    with pytest.raises(ValueError, match=r"one tensor \[experts\] per MoE layer, .*\[\(8,\), \(8,\)\]; got \[\(8,\)\]"):
         model.update_router_bias(model.stats["load"][:1])
-    with pytest.raises(ValueError, match=r"count for each of the \d+ experts; got the shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"got \[\(3,\), \(3,\)\]"):
         model.update_router_bias([torch.ones(3) for _ in model.stats["load"]])
 
 
@@ -317,7 +317,7 @@ def test_it_runs_in_bfloat16(normalized):
         ((torch.zeros(1, 2),), "integers .*float32"),
         ((torch.zeros(4, dtype=torch.long),), r"\[batch, time\].*\(4,\)"),
         ((torch.zeros(1, 0, dtype=torch.long),), "time >= 1"),
-        ((torch.zeros(1, 33, dtype=torch.long),), "33 tokens, more than max_seq_len = 32"),
+        ((torch.zeros(1, 33, dtype=torch.long),), "at most max_seq_len = 32 tokens; got 33"),
         ((torch.zeros(2, 4, dtype=torch.long), torch.zeros(1, 4).long()), r"documents must have the shape of tokens, \(2, 4\)"),
         ((torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4)), "documents must be integers .*float32"),
         ((torch.zeros(1, 4, dtype=torch.long), [[0, 0, 1, 1]]), "documents must be a tensor .*got list"),
@@ -342,7 +342,7 @@ def test_bad_targets_are_value_errors():
 
 @pytest.mark.parametrize("value", [0, 0.0, -3, float("nan"), "5", torch.tensor(0), torch.tensor([4.0, 4.0])])
 def test_a_denominator_is_one_positive_number(value):
-    with pytest.raises(ValueError, match=r"denominator is .* one number > 0; got"):
+    with pytest.raises(ValueError, match=r"denominator must be one number > 0, .*; got"):
         make().loss(tokens(1, 4), tokens(1, 4), denominator=value)
 
 
@@ -373,12 +373,6 @@ def test_a_model_is_made_of_a_config(what):
         ng.LanguageModel(what)
 
 
-@pytest.mark.parametrize("size", [(2, -3), (-1, 4), ("2", 4), (2, 4.5)])
-def test_a_cache_of_no_size_is_a_value_error(size):
-    with pytest.raises(ValueError, match="integers >= 0; got batch="):
-        make().new_cache(*size)
-
-
 @pytest.mark.parametrize("length", [1, 5, 16, None])
 def test_check_probes_no_more_tokens_than_the_model_takes(length):
     make(max_seq_len=length, double=False).check()
@@ -398,13 +392,11 @@ def test_check_names_what_is_broken():
         model.check()
 
 
-def test_check_looks_at_the_routers_biases_and_needs_values_and_a_tolerance():
+def test_check_looks_at_the_routers_biases_and_needs_values():
     model = make(double=False)
     model.blocks[1].mixer.router.bias[2] = float("nan")
     with pytest.raises(ValueError, match=r"blocks\.1\.mixer\.router\.bias .*not finite"):
         model.check()
-    with pytest.raises(ValueError, match=r"tolerance is .*got 'x'"):
-        model.check("x")
     with torch.device("meta"), pytest.raises(ValueError, match="on the meta device and has no values"):
         make(double=False).check()
 
@@ -423,13 +415,6 @@ def test_a_batch_without_rows_has_a_loss_of_zero():
     assert loss == 0 and model.stats["balance"] == 0 and all(p.grad.abs().max() == 0 for p in model.parameters())
 
 
-@pytest.mark.parametrize("cache", [3, {}, "other"])
-def test_a_cache_is_one_of_this_model(cache):
-    cache = make(pattern="M*").new_cache(1, 8) if cache == "other" else cache
-    with pytest.raises(ValueError, match=r"cache is what new_cache of a model with the pattern 'ME\*-ME' made; got"):
-        make()(tokens(1, 4), cache=cache)
-
-
 def test_loads_may_come_as_one_tensor():
     model, other = make(), make()
     load = torch.arange(16.0).reshape(2, 8)
@@ -437,12 +422,6 @@ def test_loads_may_come_as_one_tensor():
     other.update_router_bias(list(load))
     for a, b in zip(model.buffers(), other.buffers(), strict=True):
         assert torch.equal(a, b) and a.abs().max() > 0
-
-
-@pytest.mark.parametrize("load", [None, 5, [[1, 2]] * 2, [torch.zeros(3)] * 2])
-def test_a_load_that_is_none_is_refused(load):
-    with pytest.raises(ValueError, match=r"(load must be a list|A load is a tensor) .*got"):
-        make().update_router_bias(load)
 
 
 def test_check_sees_a_hidden_state_that_leaves_the_sphere():

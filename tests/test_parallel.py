@@ -16,7 +16,7 @@ from runs import TINY, losses, new_run
 
 from ngpt_core.tools.plan import state_bytes
 from ngpt_core.train.config import TrainConfig
-from ngpt_core.train.lock import take
+from ngpt_core.train.folder import take
 from ngpt_core.train.loop import train
 from ngpt_core.train.metrics import read_metrics
 from ngpt_core.train.parallel import parallelize
@@ -225,7 +225,7 @@ def test_the_plan_counts_the_bytes_that_real_shards_have(corpus, tmp_path):
         assert max(found) == (planned["parameters"], planned["optimizer"]), name
 
 
-def test_layouts_that_cannot_be_are_refused():
+def test_impossible_layouts_are_errors():
     import ngpt_core as ng
     from ngpt_core.train.config import model_config
 
@@ -309,17 +309,17 @@ def _left_alone(run) -> None:
         return real(self, look)
 
     Trainer.step = step
-    with pytest.raises(ValueError, match="rank 1 ends because another one has"):
+    with pytest.raises(ValueError, match="rank 1 ends because another rank has ended"):
         train(run)
     os._exit(0)
 
 
-def test_a_rank_whose_peer_died_says_so_in_a_sentence(corpus, tmp_path):
+def test_a_rank_reports_in_a_sentence_that_its_peer_died(corpus, tmp_path):
     on_ranks(2, _left_alone, new_run(corpus, tmp_path / "run", steps=3))
     assert len(read_metrics(tmp_path / "run")) == 1
 
 
-def test_more_ranks_than_gpus_are_refused(monkeypatch):
+def test_more_ranks_than_gpus_are_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")

@@ -446,51 +446,51 @@ def test_a_row_is_read_by_attribute_or_by_column_and_the_text_merges_equal_layer
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------------------
-def test_slips_are_answered_with_the_rule(ngpt, gpt, monkeypatch):
+def test_errors_state_the_rule(ngpt, gpt, monkeypatch):
     with pytest.raises(ValueError, match=r"no 'learning_rate'\. It has: C, "):
         recipe.build(ngpt, 10, learning_rate=1)
     with pytest.raises(ValueError, match="Baseline has no 'C'"):
         recipe.build(gpt, 10, C=0.24)
-    with pytest.raises(ValueError, match="this model wants Baseline"):
+    with pytest.raises(ValueError, match="this model needs Baseline"):
         recipe.build(gpt, 10, recipe.Settings())
     with pytest.raises(ValueError, match=r"C must be a positive number.*got -1"):
         recipe.table(ngpt, C=-1)
-    for slip, rule in (
+    for change, rule in (
         (dict(C="0.2"), r"C must be a positive number or None; got '0\.2'"),
         (dict(expert_multiplier=None), "expert_multiplier must be a positive number; got None"),
         (dict(betas=(0.9, 1.0)), r"betas must be two numbers in \[0, 1\)"),
-        (dict(warmup_share="0.1"), "warmup_share is a share of training"),
+        (dict(warmup_share="0.1"), "warmup_share must be a share of training"),
         (dict(pmen={"tau": 1e-3}), r"pmen must be PMEN\(\.\.\.\) or None"),
     ):
         with pytest.raises(ValueError, match=rule):
-            recipe.build(ngpt, 10, **slip)
-    for slip, rule in (
+            recipe.build(ngpt, 10, **change)
+    for change, rule in (
         (dict(weight_decay=-1.0), r"weight_decay must be a number >= 0; got -1\.0"),
         (dict(weight_decay="0.1"), "weight_decay must be a number >= 0; got '0.1'"),
         (dict(eps=-1e-3), r"eps must be a number >= 0; got -0\.001"),
         (dict(eps="1e-8"), "eps must be a number >= 0; got '1e-8'"),
         (dict(eta_min=-0.1), "eta_min must be a number >= 0"),
-        (dict(eta_min=1.5), "eta_min and wsd_decay are shares, at most 1; got 1.5"),
+        (dict(eta_min=1.5), "eta_min and wsd_decay must be at most 1; got 1.5"),
         (dict(wsd_decay=0.0), "wsd_decay must be a positive number"),
-        (dict(wsd_decay=2), "wsd_decay are shares"),
+        (dict(wsd_decay=2), "wsd_decay must be at most 1"),
         (dict(warmup="all"), "GPT's warmup must be 'group' .*got 'all'"),
     ):
         with pytest.raises(ValueError, match=rule):
-            recipe.table(gpt, **slip)
-    for slip in (dict(pmen_embeddings="no"), dict(tangent="no"), dict(tangent=1)):
-        with pytest.raises(ValueError, match=f"{next(iter(slip))} must be True or False; got"):
-            recipe.table(ngpt, **slip)
+            recipe.table(gpt, **change)
+    for change in (dict(pmen_embeddings="no"), dict(tangent="no"), dict(tangent=1)):
+        with pytest.raises(ValueError, match=f"{next(iter(change))} must be True or False; got"):
+            recipe.table(ngpt, **change)
     with pytest.raises(ValueError, match="weight_decay must be a number >= 0"):
         recipe.table(ngpt, weight_decay=-1)
     of_a_config = [lambda m: recipe.scaled(m, 10), recipe.numbers_for]  # the numbers need no model
     for what in (gpt.config, "pico", None):
         for call in (recipe.table, lambda m: recipe.build(m, 10), *(of_a_config if what is not gpt.config else ())):
-            with pytest.raises(ValueError, match=r"recipe: takes a model.*got"):
+            with pytest.raises(ValueError, match=r"recipe: expected a model.*got"):
                 call(what)
     for steps in (0, "100", 2.5, None):
-        with pytest.raises(ValueError, match="total_steps counts optimizer steps"):
+        with pytest.raises(ValueError, match="total_steps must be a number of optimizer steps"):
             recipe.build(gpt, steps, tokens_per_step=1e6)
-    with pytest.raises(ValueError, match="total_steps counts optimizer steps"):
+    with pytest.raises(ValueError, match="total_steps must be a number of optimizer steps"):
         recipe.table(gpt, 0, tokens_per_step=1e6)
     assert recipe.numbers_for(ngpt, betas=[0.9, 0.95]).betas == (0.9, 0.95)  # a list, as JSON has it
     with pytest.raises(ValueError, match=r"total_steps.*got '10'"):
@@ -499,13 +499,13 @@ def test_slips_are_answered_with_the_rule(ngpt, gpt, monkeypatch):
         recipe.build(ngpt, 0)
     with pytest.raises(ValueError, match=r"warmup must be 'group' .*got 'first'"):
         recipe.build(ngpt, 10, warmup="first")
-    with pytest.raises(ValueError, match="has no ModelConfig"):
+    with pytest.raises(ValueError, match="Linear needs a ModelConfig"):
         recipe.table(nn.Linear(2, 2))
     monkeypatch.delitem(recipe.TABLE, "Attention.q_proj")
     with pytest.raises(ValueError, match=r"covers blocks.5.mixer.q_proj. Add one: recipe.TABLE\['Attention.q_proj'\]"):
         recipe.table(ngpt)
     monkeypatch.setitem(recipe.TABLE, "Attention.q_proj", recipe.Line())
-    with pytest.raises(ValueError, match=r"TABLE says unit=False for Attention\.q_proj"):
+    with pytest.raises(ValueError, match=r"TABLE has unit=False for Attention\.q_proj"):
         recipe.table(ngpt)
 
 
@@ -566,7 +566,7 @@ def test_a_model_and_its_config_have_the_same_numbers_and_what_was_given_is_wher
     base = recipe.Settings(C=0.1, betas=(0.5, 0.999), warmup="before", rho=0.2)
     assert recipe.scaled(config, 700, base) == base  # already shorter, and warmed up
     assert recipe.scaled(config, 8000, base).C == pytest.approx(0.1 / 0.24 * recipe.scaled(config, 8000).C)
-    with pytest.raises(ValueError, match="this model wants Settings, got Baseline"):
+    with pytest.raises(ValueError, match="this model needs Settings, got Baseline"):
         recipe.scaled(config, 100, recipe.Baseline())
 
 
@@ -576,5 +576,5 @@ def test_what_is_overridden_is_not_scaled():
     assert numbers.betas == (0.5, 0.6) and numbers.C == 0.3 and numbers.warmup == "group"
     with pytest.raises(ValueError, match="has no 'nothing'"):
         ng.recipe.scaled(model, 100, nothing=1)
-    with pytest.raises(ValueError, match="at least 1; got 0"):
+    with pytest.raises(ValueError, match="steps >= 1; got 0"):
         ng.recipe.scaled(model, 0)

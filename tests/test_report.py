@@ -60,7 +60,7 @@ def test_losses_of_other_texts_are_not_compared_and_an_unfinished_run_says_so(ru
     out = ["--out", str(tmp_path / "r.html")]
     assert main(["report", str(tmp_path / "gpt"), str(tmp_path / "ngpt"), *out]) == 0
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "<td>8 of 12</td>" in text and "Not all of them have come to their end" in text and "held-out loss of gpt" in text
+    assert "<td>8 of 12</td>" in text and "Not all of them are finished" in text and "held-out loss of gpt" in text
     record = json.loads((tmp_path / "ngpt" / "config.json").read_text())
     record["corpora"][0]["checksum"] = "another"
     (tmp_path / "ngpt" / "config.json").write_text(json.dumps(record))
@@ -156,12 +156,12 @@ def test_the_angles_stay_under_the_cap(corpus, tmp_path):
                 assert group["angle_max"] <= group["cap"] * (1 + 1e-4) + 1e-7
 
 
-def test_what_is_no_run_is_named(tmp_path, capsys):
+def test_a_folder_that_is_not_a_run_is_named(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 1
     assert "is not a run" in capsys.readouterr().err and not (tmp_path / "r.html").exists()
 
 
-def test_lines_that_are_not_whole_are_left_out_and_edited_ones_are_told(runs, tmp_path, capsys):
+def test_incomplete_lines_are_skipped_and_edited_ones_are_reported(runs, tmp_path, capsys):
     shutil.copytree(runs / "ngpt", tmp_path / "run")
     path, argv = tmp_path / "run" / "metrics.jsonl", ["report", str(tmp_path / "run"), "--out", str(tmp_path / "r.html")]
     lines = path.read_text().splitlines()
@@ -179,7 +179,7 @@ def test_lines_that_are_not_whole_are_left_out_and_edited_ones_are_told(runs, tm
     for change in ({"load_max": 5}, {"dead_experts": None}, {"diagnostics": [{}]}, {"alpha": 5}):
         assert "was damaged or edited; restore or remove it" in report(json.dumps(last | change)), change
     path.write_bytes(bytes(range(256)))
-    assert main(argv) == 1 and "metrics.jsonl holds no whole line" in capsys.readouterr().err
+    assert main(argv) == 1 and "metrics.jsonl has no complete line" in capsys.readouterr().err
     path.write_text("\n".join(lines))
     (tmp_path / "run" / "samples.jsonl").write_text('{"step": 1}\n{"step": 2, "text": 5}\n')
     assert main(argv) == 0

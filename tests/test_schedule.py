@@ -315,6 +315,6 @@ def test_another_length_is_refused_or_continues_without_a_jump():
         (lambda: warmup_before("exp"), "log, cosine, linear, wsd; got 'exp'"),
     ],
 )
-def test_a_slip_is_a_value_error_that_says_the_rule(call, message):
+def test_a_mistake_is_a_value_error_that_states_the_rule(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -157,10 +157,10 @@ def test_slerp_gives_many_points_of_one_arc():
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 6), (6, 4), (4, 3)], ids=str)
-def test_a_tensor_that_is_not_one_number_a_vector_is_refused(shape):
+def test_a_tensor_without_one_number_per_vector_is_an_error(shape):
     a, b = sphere.unit(draw(0, 4, 6)), sphere.unit(draw(1, 4, 6))
     for act in (sphere.cap_angle, sphere.slerp):
-        with pytest.raises(ValueError, match=r"one for each vector: \[4\], or \[4, 1\]; got \[" + ", ".join(map(str, shape))):
+        with pytest.raises(ValueError, match=r"one per vector: \[4\] or \[4, 1\]; got \[" + ", ".join(map(str, shape))):
             act(a, b, torch.full(shape, 0.1))
 
 
@@ -240,7 +240,7 @@ def test_random_points_are_unit_and_spread_evenly():
 
 
 @pytest.mark.parametrize("x", [[3.0, 4.0], 2.0, None, torch.tensor([3, 4])], ids=str)
-def test_what_is_no_vector_is_told(x):
+def test_anything_but_a_floating_point_tensor_is_an_error(x):
     with pytest.raises(ValueError, match="Vectors must be tensors of floating-point numbers"):
         sphere.unit(x)
     for act in (sphere.tangent, lambda a, b: sphere.slerp(a, b, 0.5), lambda a, b: sphere.cap_angle(a, b, 0.5)):
@@ -249,13 +249,8 @@ def test_what_is_no_vector_is_told(x):
                 act(*pair)
 
 
-@pytest.mark.parametrize("angle", [-0.5, math.nan, None, "1", torch.tensor(-0.5), torch.tensor([[0.1], [-0.1]])], ids=str)
-def test_an_angle_below_zero_is_no_cap(angle):
+@pytest.mark.parametrize("angle", [-0.5, math.nan], ids=str)
+def test_a_cap_below_zero_is_an_error(angle):
     w = torch.eye(2)
-    with pytest.raises(ValueError, match=r"max_angle, in radians, must be >= 0; got"):
+    with pytest.raises(ValueError, match=r"max_angle must be an angle >= 0, in radians; got"):
         sphere.cap_angle(w, torch.ones(2, 2), angle)
-
-
-def test_a_fraction_of_an_arc_is_a_number():
-    with pytest.raises(ValueError, match=r"t is a fraction of the arc, a number or a tensor; got '0\.5'"):
-        sphere.slerp(torch.ones(2), torch.ones(2), "0.5")

@@ -192,5 +192,5 @@ def test_everything_that_a_chapter_may_draw_is_drawn_within_the_picture():
 
 
 def test_what_cannot_be_drawn_is_said():
-    with pytest.raises(ValueError, match=r"cannot draw histogram; it knows scatter"):
+    with pytest.raises(ValueError, match=r"cannot draw histogram; it supports scatter"):
         to_svg(go.Figure(go.Histogram(x=[1, 2, 2])))

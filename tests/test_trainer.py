@@ -308,7 +308,7 @@ def test_every_held_out_document_has_its_own_loss(corpus, rows):
     assert found[1][0] == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_a_sample_that_cannot_be_made_is_told_before_the_first_step(corpus, tmp_path):
+def test_a_sample_that_cannot_be_made_is_reported_before_the_first_step(corpus, tmp_path):
     for change, model, words in (
         ({"sample_tokens": 64}, {"max_seq_len": 32}, "at most 28"),
         ({"sample_tokens": 8, "sample_prompt": ""}, {}, "must not be empty"),
@@ -370,7 +370,7 @@ def test_a_weight_of_a_blend_is_a_positive_number(corpus, weight):
         Loader([(Corpus(corpus), weight)], batch_size=2, seq_len=8)
 
 
-SLIPS = [{"scaled": "false"}, {"data": "stdlib"}, {"data": (1,)}, {"seed": 2**70}, {"sample_prompt": 5}]
+SLIPS = [{"scaled": "false"}, {"data": "embedded"}, {"data": (1,)}, {"seed": 2**70}, {"sample_prompt": 5}]
 
 
 @pytest.mark.parametrize("change", SLIPS)

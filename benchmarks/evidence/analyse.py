@@ -1,15 +1,15 @@
-"""What do the runs say? From results/runs.jsonl to the numbers that chapter 9 shows.
+"""What do the runs show? From results/runs.jsonl to the numbers in chapter 9.
 
     python benchmarks/evidence/analyse.py          writes book/ngpt_book/data/evidence.json, prints the tables
 
     token ratio   tokens that nGPT needs to reach GPT's final loss, over GPT's tokens. nGPT's final loss as a function of the
-                  length of its schedule comes from separate runs of several lengths; between two lengths it is a straight line
-                  over log(tokens). Each seed gives a ratio (the same data in the same order on both sides); the
-                  mean is geometric, and the interval is Student's, 95%, over the seeds.
+                  length of its schedule comes from separate runs of several lengths; between two lengths it is interpolated
+                  linearly in log(tokens). Each seed gives a ratio (the same data in the same order on both sides); the mean is
+                  geometric, with Student's 95% interval over the seeds.
     difference    of an ablation: its final loss minus the recipe's, seed by seed, with Student's 95% interval
-    sequences     of 128 bytes in a batch: 2 at the smallest size, 8 in the study that came before it
+    sequences     of 128 bytes in a batch: 2 at the smallest size, 8 in the earlier study
 
-A ratio outside the lengths that were trained is not extrapolated: it is given as a bound (None where a number would be).
+A ratio outside the trained lengths is not extrapolated; it is a bound (None instead of a number).
 """
 
 import json
@@ -18,6 +18,7 @@ import platform
 from collections.abc import Iterable
 from statistics import mean, median, stdev
 
+import library
 import torch
 from runner import HERE, MODELS, TABLE, Job
 from study import (
@@ -46,7 +47,6 @@ from study import (
 
 import ngpt_core as ng
 from ngpt_book.figures.whole import tokens_to_reach
-from ngpt_core.data.corpus import embedded
 
 BLOCKS = HERE / "results" / "blocks.jsonl"
 OUT = HERE.parents[1] / "book" / "ngpt_book" / "data" / "evidence.json"
@@ -102,7 +102,7 @@ def log_decay(rows: list[dict]) -> dict:
 
 
 class Stored:
-    """A lab that trains nothing: the search is repeated from the table."""
+    """A lab that does not train: it repeats the search from the table."""
 
     def __init__(self, rows: list[dict]):
         self.rows = {row["name"]: row for row in rows}
@@ -112,7 +112,7 @@ class Stored:
 
 
 def tuning(rows: list[dict]) -> dict[str, dict]:
-    """Both sides' trials, in their order, and the best."""
+    """The trials of both sides, in order, and the best."""
     found = {}
     for side in TRIALS:
         done = trials(Stored(rows), side)
@@ -122,8 +122,8 @@ def tuning(rows: list[dict]) -> dict[str, dict]:
 
 
 def _recipes(rows: list[dict], steps: int, lengths: int) -> list[list[dict]]:
-    """One side's runs of every length that has all seeds, by recipe, in the order of the table. A recipe that was trained for
-    fewer than ``lengths`` lengths from half of ``steps`` to all of them is left out, and so is GPT without ``steps``."""
+    """One side's runs of every length that has all seeds, by recipe, in the order of the table. Recipes with fewer than
+    ``lengths`` lengths between half of ``steps`` and ``steps`` are left out, and so is GPT without ``steps``."""
     by_recipe, found = {}, []
     for r in rows:
         by_recipe.setdefault(json.dumps(r["recipe"], sort_keys=True), {}).setdefault(r["steps"], []).append(r)
@@ -135,16 +135,16 @@ def _recipes(rows: list[dict], steps: int, lengths: int) -> list[list[dict]]:
 
 
 def second(row: dict, betas: dict[str, str]) -> bool:
-    """Whether a run has numbers B, tuned on the hybrid: other betas than those that were tuned on the dense one (``betas``)."""
+    """Whether a run has numbers B, tuned on the hybrid: its betas differ from those tuned on the dense model (``betas``)."""
     return row["batch"] is None and row["recipe"]["betas"] != betas[row["side"]]
 
 
 def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
     """Every (model, batch, GPT's steps) that was trained on all seeds by both sides. "round" 1: with numbers B (``second``).
 
-    Of several recipes in a round each side has the one that was best on the seed of the tuning, or else the first; a round that
-    one side has not finished is left out. An ablation, which has one length, is no recipe of nGPT. Where nGPT has only shorter
-    schedules, its loss after all of the tokens ("ngpt") is None.
+    If a round has several recipes, each side gets the one that was best on the tuning seed, or else the first. Rounds that one
+    side has not finished are left out. Ablations, which have only one length, do not count as recipes. If nGPT has only shorter
+    schedules, its loss after all tokens ("ngpt") is None.
     """
     found, rounds, finals = [], [], [r for r in rows if r["seed"] in SEEDS and not r["fields"]]
     groups = {(r["model"], r["batch"], r["steps"]) for r in finals if r["side"] == "gpt"}
@@ -184,14 +184,14 @@ def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
 
 
 def _tried(rows: list[dict], setting: dict, runs: list[dict]) -> float | None:
-    """The final loss of the recipe of these runs on the seed of the tuning, in that setting; None: not tried there."""
+    """The final loss of these runs' recipe on the tuning seed, in that setting; None if it was not tried there."""
     same = {**setting, "side": runs[0]["side"], "recipe": runs[0]["recipe"], "seed": 0, "fields": {}}
     return next((r["val_loss"] for r in rows if same.items() <= r.items()), None)
 
 
 def pooled(fights: list[dict]) -> dict:
-    """The scatter of the seeds in several fights together: the standard deviation of log(ratio), and the factor by which a mean
-    of three may be off at 95% (as if they all scattered alike)."""
+    """The spread of the seeds pooled over several comparisons: the standard deviation of log(ratio), and the factor by which a
+    mean of three may be off at 95% (assuming the same spread everywhere)."""
     logs = [[math.log(r) for r in f["seeds"]] for f in fights if f["ratio"]]
     freedom = sum(len(x) - 1 for x in logs)
     deviation = math.sqrt(sum((len(x) - 1) * stdev(x) ** 2 for x in logs) / freedom) if freedom else math.inf
@@ -200,14 +200,14 @@ def pooled(fights: list[dict]) -> dict:
 
 
 def _cpu(rows: Iterable[dict]) -> float:
-    """Median CPU seconds of the runs that were trained in one piece."""
+    """Median CPU seconds of the runs that were not interrupted."""
     seconds = [r["cpu_seconds"] for r in rows if r["cpu_seconds"]]
     return median(seconds) if seconds else 0.0
 
 
 def published(rows: list[dict]) -> dict[str, dict]:
-    """Final losses of the largest hybrid's nGPT: with numbers that nobody tuned, by seed, as far as they were trained; and with
-    the tuned ones, one put back at a time. Beside them what the peak rates of both gave there on the seed of the tuning."""
+    """Final losses of the largest hybrid's nGPT: with untuned numbers, by seed, as far as they were trained; and with the tuned
+    numbers, resetting one at a time. Also the results of both sides' peak rates there on the tuning seed."""
     known, found = {r["name"]: r["val_loss"] for r in rows}, {}
     for name, jobs in published_jobs().items():
         found[name] = {str(job.seed): known[job.name] for job in jobs if job.name in known}
@@ -228,8 +228,8 @@ def listed(rows: list[dict], jobs: list[Job]) -> list[dict]:
 
 
 def peaks(rows: list[dict]) -> list[dict]:
-    """Where a side was trained with three peak rates or more (GPT's lr, nGPT's C) and nothing else changed: the losses, and the
-    rate at which a parabola over its logarithm through the best and its neighbours is lowest (None: at the edge)."""
+    """The losses of a side that was trained with three or more peak rates (GPT's lr, nGPT's C) and no other change, and the
+    rate at the minimum of a parabola over log(rate) through the best and its neighbors (None: at the edge)."""
     groups: dict[tuple, dict[float, float]] = {}
     for r in rows:
         rate = RATES[r["side"]]
@@ -246,7 +246,7 @@ def peaks(rows: list[dict]) -> list[dict]:
 
 
 def lowest(losses: dict[float, float]) -> float | None:
-    """The rate at which the parabola over log(rate) through the best of these and its two neighbours is lowest."""
+    """The rate at the minimum of the parabola over log(rate) through the best of these and its two neighbors."""
     tried = sorted(losses)
     i = tried.index(min(losses, key=losses.get))
     if i in (0, len(tried) - 1):
@@ -258,7 +258,7 @@ def lowest(losses: dict[float, float]) -> float | None:
 
 
 def ablations(rows: list[dict], jobs: dict[str, list[Job]]) -> list[dict]:
-    """Final loss of each changed recipe minus the recipe's own, seed by seed. Unfinished ones are left out."""
+    """Final loss of each changed recipe minus the recipe's, seed by seed. Unfinished ones are left out."""
     by_name = {r["name"]: r for r in rows}
     finished = {k: [by_name[j.name] for j in js] for k, js in jobs.items() if all(j.name in by_name for j in js)}
     base, found = finished.pop("recipe", None), []
@@ -275,7 +275,7 @@ def ablations(rows: list[dict], jobs: dict[str, list[Job]]) -> list[dict]:
 
 
 def lengths(rows: list[dict], jobs: list[Job], best: dict) -> list[dict]:
-    """The smallest hybrid in runs of several lengths: what was changed against its recipe, and the final loss."""
+    """The smallest hybrid in runs of several lengths: what differs from its recipe, and the final loss."""
     by_name = {r["name"]: r for r in rows}
     return [
         {"steps": job.steps, "change": {k: v for k, v in job.recipe.items() if v != best.get(k)}, "loss": found["val_loss"]}
@@ -285,7 +285,7 @@ def lengths(rows: list[dict], jobs: list[Job], best: dict) -> list[dict]:
 
 
 def blocks(rows: list[dict], betas: dict[str, str]) -> list[dict]:
-    """What each block is worth to the dense models of the fights, and their round: see blocks.py."""
+    """What each block is worth in the dense models of the comparisons, and their round: see blocks.py."""
     known, by_name = {r["name"]: r for r in rows}, {}
     for found in map(json.loads, BLOCKS.read_text().splitlines()):
         by_name[found.pop("name")] = found
@@ -302,7 +302,7 @@ def main() -> None:
     pieces = {"hybrid": ablation_jobs(HYBRID, best, QUARTER), "dense": ablation_jobs(SMALLEST, FIRST["ngpt"], 1000, 8)}
     summary = {
         "about": {
-            "corpus": embedded().checksum, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
+            "corpus": library.CHECKSUM, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
             "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
         "tuning": tuned, "fights": found, "hybrid": best,

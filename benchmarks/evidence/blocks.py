@@ -2,15 +2,16 @@
 
     python benchmarks/evidence/blocks.py [--runs runs/evidence]          appends to results/blocks.jsonl
 
-For every run of the dense fights whose folder is still there: the runs themselves are not kept, only their numbers. A block is
-left out by making its step zero: alpha = 0 in nGPT (h stays where it is), an output of zero in GPT. Of nGPT's attention layers
-also the largest |s_qk|: the softmax sees cosines times sqrt(d_k) s_qk^2.
+This covers every run of the dense comparisons with a folder that still exists; only the runs' numbers are kept permanently. A
+block is left out by making its step zero: alpha = 0 in nGPT (h does not move), an output of zero in GPT. For nGPT's attention
+layers, also the largest |s_qk|: the softmax sees cosines times sqrt(d_k) s_qk^2.
 """
 
 import argparse
 import json
 from pathlib import Path
 
+import library
 import torch
 from analyse import fights, read, tuning
 from runner import HERE, LENGTH
@@ -18,7 +19,6 @@ from study import SEEDS
 from torch import nn
 
 import ngpt_core as ng
-from ngpt_core.data.corpus import embedded
 from ngpt_core.nn.attention import Attention
 from ngpt_core.nn.residual import Residual
 from ngpt_core.train.evaluate import evaluate
@@ -29,7 +29,7 @@ WINDOWS = 400
 
 
 def loss(model: nn.Module) -> float:
-    return evaluate(model, [(embedded(), 1.0)], WINDOWS, 16, LENGTH, World(torch.device("cpu"))).loss
+    return evaluate(model, [(library.corpus(), 1.0)], WINDOWS, 16, LENGTH, World(torch.device("cpu"))).loss
 
 
 @torch.no_grad()

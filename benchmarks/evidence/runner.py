@@ -1,13 +1,13 @@
-"""How does a list of experiments become a table? A queue of jobs, two cores, and nothing is ever run twice.
+"""How does a list of experiments become a table? With a queue of jobs and two cores; nothing runs twice.
 
-    Job        what was trained: a model, a side (gpt or ngpt), a number of steps, a seed, what differs from the defaults
-    Lab.run    the job's row of the table: read from results/runs.jsonl if it is there, else trained (``ngpt train`` in a
-               process of its own, one thread, low priority) and appended. Threads may call it; at most ``workers`` train.
+    Job        what was trained: a model, a side (gpt or ngpt), a number of steps, a seed, the differences from the defaults
+    Lab.run    the job's row of the table: read from results/runs.jsonl if it is there, otherwise trained (``ngpt train`` in a
+               separate process, one thread, low priority) and appended. Threads may call it; at most ``workers`` train.
 
-A run that was stopped goes on from its checkpoint when the same job is asked for again. A run that fails (training stops before
-a loss that is not finite) is a result too: its row has no val_loss and says why.
+A stopped run continues from its checkpoint when the same job is requested again. A failed run (training stops before a loss
+that is not finite) is a result too: its row has no val_loss and gives the reason.
 
-Every job is trained on the embedded corpus (this machine's Python library); ``about`` records its checksum and the versions.
+Every job is trained on the whole library of CPython 3.11.7 (library.py); another text is refused before anything is trained.
 """
 
 import hashlib
@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import library
 
 from ngpt_core.tools.report import read_run
 
@@ -61,7 +63,7 @@ class Job:
     fields: dict = field(default_factory=dict)
     """Fields of ModelConfig that are not the model's."""
     batch: int | None = None
-    """Sequences in a batch. None: the model's own."""
+    """Sequences in a batch. None: the model's default."""
 
     @property
     def name(self) -> str:
@@ -76,10 +78,11 @@ class Job:
     def tokens(self) -> int:
         return self.steps * self.sequences * LENGTH
 
-    def flags(self, folder: Path) -> list[str]:
-        """Of ``ngpt train``: what a reader types to repeat the run."""
+    def flags(self, folder: Path, data: Path) -> list[str]:
+        """The flags of ``ngpt train`` that repeat the run."""
         model, _ = MODELS[self.model]
-        flags = ["--out", str(folder), "--baseline" if self.side == "gpt" else "--normalized", "--seed", str(self.seed)]
+        flags = ["--out", str(folder), "--data", str(data), "--seed", str(self.seed)]
+        flags += ["--baseline" if self.side == "gpt" else "--normalized"]
         flags += ["--steps", str(self.steps), "--batch-size", str(self.sequences), "--seq-len", str(LENGTH)]
         for key, value in {**model, **self.fields}.items():
             flags += [f"--{key.replace('_', '-')}", str(value)]
@@ -114,15 +117,16 @@ class Lab:
         return self.rows[job.name]
 
     def map(self, jobs: Iterable[Job]) -> list[dict]:
-        """The rows of many jobs, in their order."""
+        """The rows of many jobs, in order."""
         with ThreadPoolExecutor(4 * self.workers) as pool:
             return list(pool.map(self.run, jobs))
 
     def _train(self, job: Job) -> dict:
+        data = library.corpus().folder
         folder = self.runs / job.name
         self.runs.mkdir(parents=True, exist_ok=True)
         resumed = (folder / "config.json").exists()
-        command = [sys.executable, "-m", "ngpt_core", "train", *job.flags(folder), *(["--resume"] if resumed else [])]
+        command = [sys.executable, "-m", "ngpt_core", "train", *job.flags(folder, data), *(["--resume"] if resumed else [])]
         with open(f"{folder}.log", "a", encoding="utf-8") as log:
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(["nice", "-n", "19", *command], stdout=log, stderr=log, env=env)
@@ -130,7 +134,7 @@ class Lab:
             process.returncode = os.waitstatus_to_exitcode(status)
             cpu = None if resumed else round(usage.ru_utime + usage.ru_stime, 1)  # of a whole run or not at all
         if process.returncode < 0 or process.returncode == 143:
-            raise KeyboardInterrupt(f"{job.name} was stopped; it goes on from its checkpoint")
+            raise KeyboardInterrupt(f"{job.name} was stopped; it will continue from its checkpoint")
         if process.returncode:
             text = Path(f"{folder}.log").read_text().strip().splitlines()[-1]
             if "not finite" not in text:

@@ -1,4 +1,4 @@
-"""Does the recipe work at the sizes that a CPU can train? The experiments, stage by stage; each is useful alone.
+"""Does the recipe work at the sizes that a CPU can train? The experiments, stage by stage; each is useful by itself.
 
     python benchmarks/evidence/study.py tuned finals ablations ...     (all of them: no argument)
 
@@ -26,7 +26,7 @@
                 wider model
     ruled       the rule's own numbers, where a tuned GPT stands beside them
 
-Stop it at any time; the next call goes on. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
+Stop it at any time; the next call continues. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
 The rows with "batch": 8 are an earlier study of the smallest size, 1,024 tokens in a batch (FIRST are its tuned numbers).
 """
 
@@ -81,7 +81,7 @@ def loss(row: dict) -> float:
 
 
 def trials(lab: Lab, side: str) -> list[dict]:
-    """The rows of a side's trials, in their order."""
+    """The rows of a side's trials, in order."""
     best, done = {}, []
     for axis in TRIALS[side]:
         candidates = [{**best, **(trial(best) if callable(trial) else trial)} for trial in axis]
@@ -107,7 +107,7 @@ def fight(model: str, steps: int, best: dict[str, dict], shares=SHARES, seeds=SE
 
 def checked(lab: Lab, model: str, steps: int, best: dict[str, dict] | None = None) -> dict[str, dict]:
     """``best`` (the tuned settings) with the best of three peak rates, on seed 0 and at this length. If that is the lowest or
-    the highest of them, the next one beyond is tried too, until the best has a neighbour on each side."""
+    the highest of them, the next one beyond is tried too, until the best has a neighbor on each side."""
     best = best or tuned(lab)
 
     def peak(side: str) -> dict:
@@ -139,7 +139,7 @@ def hybrids(lab: Lab) -> None:
 
 
 def retuned(lab: Lab) -> dict[str, dict]:
-    """The hybrids' numbers after trials of their own: from the dense model's, four first moments and one warmup a side."""
+    """The hybrids' numbers after separate trials: from the dense model's, four first moments and one warmup per side."""
     best, found = checked(lab, HYBRID, QUARTER), {}
     for side, warmup in (("gpt", {"warmup_share": 0.02}), ("ngpt", {"warmup": "all"})):
         rows = lab.map(Job(HYBRID, side, QUARTER, 0, {**best[side], "betas": b}) for b in (best[side]["betas"], *MOMENTS))
@@ -150,7 +150,7 @@ def retuned(lab: Lab) -> dict[str, dict]:
 
 
 def moments(lab: Lab) -> None:
-    """The hybrids once more, at a quarter of the length, with numbers of their own."""
+    """The hybrids again, at a quarter of the length, with their own numbers."""
     best = retuned(lab)
     for model in (HYBRID, "hybrid-0.5M"):
         lab.map(fight(model, STEPS[model] // 4, best))
@@ -200,7 +200,7 @@ def published_jobs() -> dict[str, list[Job]]:
 
 
 def apart_jobs(best: dict) -> dict[str, Job]:
-    """The largest hybrid's tuned nGPT at a quarter of the length, one number put back at a time."""
+    """The largest hybrid's tuned nGPT at a quarter of the length, resetting one number at a time."""
     beta1, beta2 = best["betas"].split(",")
     changes = {
         "tuned": {}, "β₁ = 0.917": {"betas": f"0.9167,{beta2}"}, "β₂ = 0.975": {"betas": f"{beta1},0.975"},
@@ -231,7 +231,7 @@ def denses(lab: Lab) -> None:
 
 
 def parts_jobs() -> dict[str, list[Job]]:
-    """The smallest dense nGPT with each of the hybrids' two numbers alone, and with both."""
+    """The smallest dense nGPT with only one of the hybrids' two numbers, and with both."""
     changes = {f"β₁ = {b}, warmup {w}": {"betas": f"{b},0.99", "warmup": w} for b in (0.9, 0.6) for w in ("group", "all")}
     return {
         name: [Job(SMALLEST, "ngpt", QUARTER, seed, {"C": 0.12, **_not_default(change)}) for seed in (0, *SEEDS)]
@@ -240,12 +240,12 @@ def parts_jobs() -> dict[str, list[Job]]:
 
 
 def _not_default(recipe: dict) -> dict:
-    """Without the paper's warmup, which is the default: a job is named by what differs."""
+    """Without the paper's warmup, the default: a job's name has only what differs."""
     return {k: v for k, v in recipe.items() if (k, v) != ("warmup", "group")}
 
 
 def around_jobs() -> list[Job]:
-    """One number of the hybrids' own nGPT changed, in longer runs and a wider model; and the second moment of both sides."""
+    """The hybrids' nGPT with one number changed, in longer runs and a wider model; and the second moment of both sides."""
     tuned, gpt = {"C": 0.12, "betas": "0.6,0.99", "warmup": "all"}, {"lr": 0.002, "betas": "0.8,0.95"}
     first, second = {"betas": "0.9,0.99"}, {"betas": "0.6,0.975"}
     jobs = [Job(HYBRID, "ngpt", 8000, 1, {**tuned, **change}) for change in ({}, first, second)]
@@ -268,7 +268,7 @@ RULED = (
 
 
 def ruled_jobs() -> list[Job]:
-    """nGPT with the rule's numbers; at the width that no tuning has seen also GPT, at two peak rates."""
+    """nGPT with the rule's numbers; at the width that was never tuned, also GPT at two peak rates."""
     numbers = [(model, steps, seeds, {"C": C, "betas": f"{b},0.975", "warmup": "all"}) for model, steps, seeds, C, b in RULED]
     jobs = [Job(model, "ngpt", steps, seed, recipe) for model, steps, seeds, recipe in numbers for seed in seeds]
     return jobs + [Job("hybrid-3M", "gpt", 2400, 1, {"lr": lr, "betas": "0.8,0.99"}) for lr in (0.001, 0.002)]
@@ -279,7 +279,7 @@ def ruled(lab: Lab) -> None:
 
 
 def decayed(lab: Lab) -> dict:
-    """The smallest hybrid GPT's numbers with logarithmic decay, whose mean rate is a third of WSD's: from twice its peak on."""
+    """The smallest hybrid GPT's numbers with logarithmic decay. Its mean rate is a third of WSD's, so peaks start at twice."""
     gpt = retuned(lab)["gpt"]
     return checked(lab, HYBRID, QUARTER, {"gpt": {**gpt, "schedule": "log", "lr": 2 * gpt["lr"]}})["gpt"]
 
@@ -305,7 +305,7 @@ def length(lab: Lab) -> None:
 
 
 def ablation_jobs(model: str, best: dict, steps: int, batch: int | None = None) -> dict[str, list[Job]]:
-    """Name -> the jobs of one changed thing, one a seed. "recipe" is the recipe itself."""
+    """Name -> the jobs of one change, one per seed. "recipe" is the recipe itself."""
     C, matched = best["C"], {}
     log_area = area(partial(SCHEDULES["log"], rho=best.get("rho", 0.05)))
     for name in ("cosine", "wsd", "linear"):

@@ -1,4 +1,4 @@
-"""Is the reader's own function right? The book's exercises end in code, and this says how it did."""
+"""Is the reader's function right? The book's exercises end in code, and this checks it."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ def check(yours: Callable, truth: Callable, *cases: tuple, tolerance: float = 1e
     """Call both with each tuple of arguments and print a verdict: right, not written yet, or where ``yours`` differs.
 
     yours: the reader's function.
-    truth: the package's.
+    truth: the package's function.
     cases: tuples of arguments, one call each.
     tolerance: how far they may differ, relative to the largest entry of the truth or to 1.
-    name: what the reader wrote, where ``yours`` only uses it. Default: the name of ``yours``.
+    name: the name of the reader's code, if ``yours`` only wraps it. Default: the name of ``yours``.
 
     Returns whether every case was right.
     """

@@ -1,7 +1,7 @@
-"""Which module imports which, and on which line is a name defined? The source, read without running it.
+"""Which module imports which, and on which line is a name defined? Found in the source, without running it.
 
 ``RANKS`` is the one list of ngpt_core's parts and their ranks. tests/test_layers.py enforces it, figures/architecture.py draws
-it, and sphinx/architecture.py makes the tables of the book's page on architecture from it. Only the standard library is used.
+it, and sphinx/architecture.py builds the tables of the book's architecture page from it. It uses only the standard library.
 """
 
 import ast
@@ -30,7 +30,7 @@ class Import:
     """What is taken from it; None for the module itself."""
     line: int
     lazy: bool
-    """Inside a function: it runs when the function does."""
+    """True inside a function: the import runs when the function does."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Module:
 
     @property
     def part(self) -> str:
-        """Its part of the package: "nn" for ngpt_core.nn.head, "" for ngpt_core itself."""
+        """Its part of the package: "nn" for ngpt_core.nn.head, "" for ngpt_core."""
         return part_of(self.name)
 
 
@@ -66,13 +66,13 @@ def rank_of(part: str) -> int | None:
 
 
 def read(*packages: Path) -> dict[str, Module]:
-    """Every module of the packages, given by their folders, by its full name."""
+    """Full name -> module, for every module in the packages' folders."""
     paths = {_name(path, folder): path for folder in packages for path in sorted(folder.rglob("*.py"))}
     return {name: _module(name, path, paths.keys()) for name, path in paths.items()}
 
 
 def edges(modules: dict[str, Module]) -> dict[str, set[str]]:
-    """Which parts of ngpt_core a part of it imports. ngpt_book counts as one part, by its own name."""
+    """Part -> the parts of ngpt_core that it imports. ngpt_book counts as one part, named ngpt_book."""
 
     def place(name: str) -> str:
         return part_of(name) if name.startswith("ngpt_core.") else name.partition(".")[0]
@@ -124,8 +124,8 @@ def _for_types(test: ast.expr) -> bool:
 
 # ---- one name ----------------------------------------------------------------------------------------------------------
 def locate(root: Path, place: str) -> tuple[Path, int | None]:
-    """(file, line) of a place as the book's pages write it: "nn/head.py::logit_scale", "train/trainer.py::Trainer.step", or
-    only a file. A path is relative to ngpt_core, or else to ``root``, the repository. ValueError if there is no such place."""
+    """(file, line) of a place in the notation of the book's pages: "nn/head.py::logit_scale", "train/trainer.py::Trainer.step",
+    or only a file. Paths are relative to ngpt_core or to the repository ``root``. ValueError if there is no such place."""
     where, _, dotted = place.partition("::")
     path = next((p for p in (root / "ngpt_core" / where, root / where) if p.exists()), None)
     if path is None:

@@ -1,4 +1,4 @@
-"""How do the book's figures look? As those of ``ngpt report`` (``ngpt_core/tools/theme.py``), with what only a page needs."""
+"""How do the book's figures look? Like those of ``ngpt report`` (``ngpt_core/tools/theme.py``), plus what only a page needs."""
 
 import plotly.graph_objects as go
 
@@ -8,17 +8,17 @@ __all__ = ["COLORS", "DIVERGING", "FONT", "SEQUENTIAL", "TEMPLATE", "powers", "s
 
 
 def powers(*exponents: int) -> dict:
-    """Ticks of a logarithmic axis, in the size of all others (plotly's own powers are larger). The axis must end past the last:
-    a label that the edge would cut is not shown."""
+    """Ticks of a logarithmic axis in the size of all others (plotly's powers are larger). The axis must extend past the last
+    tick: a label that the edge would cut off is not shown."""
     names = {0: "1", 1: "10"}
     return {"tickvals": [10.0**p for p in exponents], "ticktext": [names.get(p, f"10<sup>{p}</sup>") for p in exponents]}
 
 
-HOVER = {"scatter": "%{x}, %{y}", "bar": "%{x}, %{y}", "heatmap": "%{x}, %{y}: %{z:.3~g}"}  # what a box under the pointer says
+HOVER = {"scatter": "%{x}, %{y}", "bar": "%{x}, %{y}", "heatmap": "%{x}, %{y}: %{z:.3~g}"}  # text in the hover box
 
 
 def styled(figure: go.Figure) -> go.Figure:
-    """A copy of the figure in the book's template (what the figure says itself still wins)."""
+    """A copy of the figure in the book's template (the figure's own settings take precedence)."""
     figure = go.Figure(figure).update_layout(template=TEMPLATE)
     for trace in figure.data:
         if trace.type in HOVER and trace.hovertemplate is None and trace.hoverinfo is None:

@@ -96,9 +96,7 @@ class Loader:
         world: int = 1,
     ):
         if batch_size % world:
-            raise ValueError(
-                f"the global batch of {batch_size} sequences does not divide into {world} ranks: set --batch-size."
-            )
+            raise ValueError(f"the global batch of {batch_size} does not divide into {world} ranks: set --batch-size.")
         if not all(is_within(weight, 0, open=True) for _, weight in corpora):
             raise ValueError(f"the weights of a blend must be positive numbers, got {[weight for _, weight in corpora]}.")
         check_tokenizer(corpora, corpora[0][0].manifest["tokenizer"], corpora[0][0].folder)
@@ -138,12 +136,8 @@ class Loader:
         return Batch(*(torch.from_numpy(np.stack(column)) for column in zip(*rows)))
 
     def state_dict(self) -> dict:
-        return {
-            "counts": list(self.counts),
-            "seed": self.seed,
-            "seq_len": self.seq_len,
-            "corpora": [corpus.checksum for corpus in self.corpora],
-        }
+        corpora = [corpus.checksum for corpus in self.corpora]
+        return {"counts": list(self.counts), "seed": self.seed, "seq_len": self.seq_len, "corpora": corpora}
 
     def load_state_dict(self, state: dict) -> None:
         here = self.state_dict()

@@ -66,17 +66,9 @@ class _Split:
         path = Path(self.file.name)
         index = path.with_suffix(".docs")
         index.write_bytes(np.asarray(self.offsets, "<i8").tobytes())
-        self.shards.append(
-            {
-                "file": path.name,
-                "index": index.name,
-                "tokens": self.offsets[-1],
-                "documents": len(self.offsets) - 1,
-                "bytes": self.size,  # of text: what bits per byte are counted in
-                "sha256": sha256(path),
-                "index_sha256": sha256(index),
-            }
-        )
+        sizes = {"tokens": self.offsets[-1], "documents": len(self.offsets) - 1, "bytes": self.size}  # bytes: of the text
+        sums = {"sha256": sha256(path), "index_sha256": sha256(index)}
+        self.shards.append({"file": path.name, "index": index.name, **sizes, **sums})
         self.file = None
 
     def summary(self) -> dict:
@@ -140,9 +132,7 @@ def pack(
 ) -> dict:
     """Write the documents ``texts`` to the new folder ``out`` and return its manifest. All or nothing appears there."""
     if not 0 <= val_fraction <= 1:
-        raise ValueError(
-            f"val_fraction is the share of tokens held out, from 0 to 1 (a corpus for evaluation); got {val_fraction}."
-        )
+        raise ValueError(f"val_fraction is the share of tokens to hold out, from 0 to 1 (all of them); got {val_fraction}.")
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens is the size of a shard and must be at least 1; got {shard_tokens}.")
     dtype = token_dtype(tokenizer.vocab_size)

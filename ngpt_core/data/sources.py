@@ -33,23 +33,18 @@ from ..files import cache_folder, read_json, sha256, write_json
 __all__ = ["PUBLIC", "documents", "download", "expand", "stdlib_files"]
 
 # name -> (url, what separates its documents). No checksums: each is computed at the first download on the user's machine.
+_STORIES = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4"
 PUBLIC = {
     "shakespeare": ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt", None),
-    "tinystories": (
-        "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-valid.txt",
-        "<|endoftext|>",
-    ),
-    "tinystories-train": (
-        "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-train.txt",
-        "<|endoftext|>",
-    ),
+    "tinystories": (f"{_STORIES}-valid.txt", "<|endoftext|>"),
+    "tinystories-train": (f"{_STORIES}-train.txt", "<|endoftext|>"),
 }
 
 _NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
 
 
 def stdlib_files() -> list[tuple[str, Path]]:
-    """(name, path) of the Python standard library's own sources, sorted by name: the corpus that every machine has.
+    """(name, path) of the source files of this Python's standard library, sorted by name.
 
     Tests, installed packages and the generated tables (encodings, pydoc_data) are left out: they are not prose about Python.
     """

@@ -19,17 +19,8 @@ import numpy as np
 
 from ..files import write_text
 
-__all__ = [
-    "ByteTokenizer",
-    "Tokenizer",
-    "check_description",
-    "content",
-    "describe",
-    "from_description",
-    "load_tokenizer",
-    "same",
-    "stream_text",
-]
+__all__ = ["ByteTokenizer", "Tokenizer", "check_description", "content", "describe", "from_description", "load_tokenizer",
+           "stream_text"]  # fmt: skip
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot|>", "[EOS]")  # looked for in this order
 
@@ -155,20 +146,13 @@ def content(description: dict) -> tuple:
     return description.get("sha256", description["spec"]), description["vocab_size"], description["end_of_text"]
 
 
-def same(a: dict, b: dict) -> bool:
-    """Whether two descriptions are of one tokenizer."""
-    return content(a) == content(b)
-
-
 def from_description(description: dict, folder: Path) -> Tokenizer:
     """The tokenizer that ``describe`` wrote down, from the copy in ``folder`` where there is one."""
     if "sha256" not in description:
         return load_tokenizer(description["spec"])
     path = folder / "tokenizer.json"
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != description["sha256"]:
-        raise ValueError(
-            f"{path} is missing or is not the tokenizer that the corpus was packed with: restore it, or pack again."
-        )
+        raise ValueError(f"{path} is missing or is not the tokenizer of this corpus: restore it, or pack again.")
     tokenizer = load_tokenizer(str(path))
     tokenizer.spec, tokenizer.end_of_text = description["spec"], description["end_of_text"]
     return tokenizer

@@ -1,25 +1,25 @@
-"""How does the GPT baseline become a transformers model, and come back?
+"""How is the GPT baseline converted to a transformers model and back?
 
     hf_model = ng.hf.to_nemotron_h(model)          # a NemotronHForCausalLM with the same logits: save_pretrained, generate, ...
     model = ng.hf.from_nemotron_h(hf_model)        # the way back, for any NemotronH without the parts named below
 
 transformers' NemotronH has the same four blocks, one letter each (M * E -), the same order of rows in in_proj and the same
-gated norm; only the layout differs. What writes to the residual stream (o_proj, out_proj, down) we store with d_model last, as
-all matrices, and transformers with d_model first: those are transposed. The table below is the whole translation.
+gated norm; only the layout differs. Like all our matrices, those that write to the residual stream (o_proj, out_proj, down)
+have d_model last; transformers has it first there, so they are transposed. The table below is the whole conversion.
 
-An nGPT has no such form: NemotronH has no place for alpha, s_qk, s_u, s_mamba, s_moe, s_z, nor for a normalized hidden state.
+An nGPT cannot be converted: NemotronH has no alpha, s_qk, s_u, s_mamba, s_moe or s_z, and no normalized hidden state.
 
-Mamba-2's lower bound on dt travels too: transformers' ``time_step_min`` is our ``dt_min``. The model has none by default, as
-mamba-ssm; transformers needs a number with a logarithm, so "none" is written there as one too small to act. Where transformers
-(5.22) differs from itself: it clamps dt when it reads several tokens, but not when it reads one. Ours always does, so an
-imported model agrees with what transformers reads, not with what it decodes, where dt meets the bound. tests/test_hf.py
+Mamba-2's lower bound on dt is converted too: transformers' ``time_step_min`` is our ``dt_min``. By default our model has no
+bound, like mamba-ssm. transformers needs a number with a logarithm, so "none" is exported as a number too small to matter.
+transformers (5.22) is inconsistent: it clamps dt when it reads several tokens, but not when it reads one. Ours always clamps,
+so if dt reaches the bound, an imported model agrees with transformers' prefill but not with its decoding. tests/test_hf.py
 shows both.
 
-Without an attention block transformers' cache cannot count its tokens and the forward pass raises: such a model is exported
-with ``use_cache=False``.
+Without an attention block, transformers' cache cannot count its tokens and the forward pass raises, so such a model is
+exported with ``use_cache=False``.
 
-Other limits of NemotronH: at least two experts, no rotary embedding, no SwiGLU; and of the import: no biases on linear layers,
-no latent experts, no groups of experts, no sliding window.
+Other limits of NemotronH: at least two experts, no rotary embedding, no SwiGLU. Limits of the import: no biases on linear
+layers, no latent experts, no groups of experts, no sliding window.
 """
 
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["from_nemotron_h", "to_nemotron_h"]
 
-NO_CLAMP = 1e-30  # time_step_min: small enough never to act; zero has no logarithm, which transformers' start takes
+NO_CLAMP = 1e-30  # time_step_min, too small to matter; 0 is impossible: transformers' initialization takes its logarithm
 
 
 def _same(w: Tensor) -> Tensor:
@@ -97,12 +97,12 @@ _BLOCKS = {
 
 
 def _sizes(pattern: str) -> list[tuple[str, str]]:
-    """The fields that a model of this pattern needs. The others keep their defaults, here and there."""
+    """The fields that a model of this pattern needs. The others keep their defaults on both sides."""
     return [pair for letter, fields in _SIZES.items() if letter in pattern for pair in fields.items()]
 
 
 def _table(config: ModelConfig) -> list[tuple]:
-    """The translation of a whole model, with full names."""
+    """The conversion of a whole model, with full names."""
     rows = [
         ("embedding.weight", "model.embeddings.weight", _same, _same),
         ("norm_weight", "model.norm_f.weight", _same, _same),
@@ -129,11 +129,11 @@ def _nemotron_h() -> tuple[type, type]:
 def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
     """The GPT baseline as transformers' NemotronHForCausalLM: a copy with the same logits, in eval() mode.
 
-    An nGPT is a ValueError: NemotronH has no place for its scales and its normalized hidden state. So are rotary embeddings,
+    An nGPT raises a ValueError: NemotronH has neither its scales nor its normalized hidden state. So do rotary embeddings,
     SwiGLU and a single expert. ``ModelConfig.dt_min`` becomes ``time_step_min``; transformers (5.22) applies it when it reads
-    several tokens, but not when it reads one. Without an attention block the model is exported with ``use_cache=False``.
-    ``max_seq_len`` goes along as a field that transformers does not read: it has advice, not a limit. Token ids for padding,
-    start and end are left unset: they belong to the tokenizer.
+    several tokens, but not when it reads one. Without an attention block, the model is exported with ``use_cache=False``.
+    ``max_seq_len`` is exported as an extra field that transformers ignores. Token ids for padding, start and end are left
+    unset: they belong to the tokenizer.
     """
     model = unwrap(model, "to_nemotron_h")
     c = model.config
@@ -153,8 +153,8 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
         hybrid_override_pattern=c.pattern,
         **{theirs: getattr(c, ours) for ours, theirs in _sizes(c.pattern)},
         time_step_min=c.dt_min or NO_CLAMP,
-        max_position_embeddings=c.max_seq_len or 2**18,  # theirs advises, and every model has one;
-        max_seq_len=c.max_seq_len,  # ours forbids: a field of our own, for the way back
+        max_position_embeddings=c.max_seq_len or 2**18,  # required, but transformers does not enforce it
+        max_seq_len=c.max_seq_len,  # our limit is enforced: an extra field, for the import
         use_cache="*" in c.pattern,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id")),
@@ -163,7 +163,7 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
         hf_model = make_model(config)
     ours = model.state_dict()
     theirs = {name: there(ours[mine]).clone(memory_format=torch.contiguous_format) for mine, name, there, _ in _table(c)}
-    if "E" in c.pattern and not c.shared_ff:  # transformers always has a shared expert, also for a width of 0: zeros
+    if "E" in c.pattern and not c.shared_ff:  # transformers always has a shared expert, even of width 0: fill it with zeros
         zeros = model.embedding.weight.detach().new_zeros
         theirs |= {name: zeros(p.shape) for name, p in hf_model.named_parameters() if ".shared_experts." in name}
     hf_model.load_state_dict(theirs, assign=True)
@@ -173,10 +173,9 @@ def to_nemotron_h(model: LanguageModel) -> "NemotronHForCausalLM":
 def from_nemotron_h(hf_model: "NemotronHForCausalLM") -> LanguageModel:
     """A NemotronHForCausalLM as our GPT baseline: a copy with the same logits, in train() mode.
 
-    A ValueError names the field that the baseline cannot represent: biases on linear layers, none in the convolution, latent
-    experts, groups of experts, unnormalized routing weights, a sliding window, prediction of further tokens, another
-    activation. Where Mamba-2's dt meets ``time_step_min``, the logits are those of transformers reading several tokens, not
-    those of its decoding.
+    A ValueError names any field that the baseline cannot represent: biases on linear layers, a convolution without bias,
+    latent experts, groups of experts, unnormalized routing weights, a sliding window, multi-token prediction, another
+    activation. If Mamba-2's dt reaches ``time_step_min``, the logits agree with transformers' prefill, not with its decoding.
     """
     _, make_model = _nemotron_h()
     if not isinstance(hf_model, make_model):
@@ -189,7 +188,7 @@ def from_nemotron_h(hf_model: "NemotronHForCausalLM") -> LanguageModel:
     }  # fmt: skip
     for field, value in required.items():
         if (found := getattr(h, field, value)) != value:
-            raise ValueError(f"This NemotronH has {field} = {found!r}; the baseline can represent {value!r} alone.")
+            raise ValueError(f"This NemotronH has {field} = {found!r}; the baseline can represent only {value!r}.")
     pattern = h.hybrid_override_pattern
     sizes = {ours: getattr(h, theirs) for ours, theirs in _sizes(pattern)}
     if "M" in pattern and h.time_step_min > NO_CLAMP:

@@ -4,7 +4,7 @@ unit        which parameters live on the sphere           scale      trained sca
 residual    how a block moves the hidden state            embedding  where it starts
 attention   how tokens look at each other                 mamba2     the state-space layer; ssd: its scan
 mlp         the feed-forward block                        moe        the mixture of experts; grouped: its products
-head        logits, s_z and LGP; loss: in chunks          model      the whole
-generate    how a text is continued                       io         files
+head        logits, s_z and LGP; loss: in chunks          model      the whole model
+generate    how a text is continued                       io         saving and loading
 precision   where autocast must not round
 """

@@ -3,12 +3,12 @@
     q <- Norm(q) * s_qk,   k <- Norm(k) * s_qk        per head (eqs. qkscaling1, qkscaling2)
     f(h) = softmax(sqrt(d_k) q k^T) v W_o             item 3 of the summary; GPT: no Norm, no s_qk, 1/sqrt(d_k)
 
-A dot product of two unit vectors is a cosine; the softmax needs differences of size sqrt(d_k), not 1/sqrt(d_k), to be sharp.
+The dot product of two unit vectors is a cosine. To be sharp, the softmax needs the factor sqrt(d_k), not 1/sqrt(d_k).
 Queries outnumber keys (GQA): each of the G key heads serves H/G query heads.
 
-No positional embedding by default, as in Nemotron-3. With ``rope_theta`` q and k are rotated, last of all: only then do dot
-products depend on the difference of positions alone. (The original nGPT code rotates before s_qk, which then weighs the two
-coordinates of a plane differently at every position; the same thing as long as s_qk is equal on both, as at the start.)
+There is no positional embedding by default, as in Nemotron-3. With ``rope_theta``, q and k are rotated in the last step: only
+then do dot products depend only on the difference of positions. (The original nGPT code rotates before s_qk, which then weights
+the two coordinates of a plane differently at every position. The two agree while s_qk is equal on both, as at initialization.)
 
 Shapes: B batch, T new tokens, S all tokens that can be seen, H query heads, G key and value heads, d_k head dimension.
 """
@@ -28,10 +28,10 @@ __all__ = ["Attention", "KVCache", "document_mask", "rotate"]
 
 @torch.library.custom_op("ngpt_core::rope_table", mutates_args=())
 def rope_table(like: Tensor, theta: float, start: int) -> Tensor:
-    """[2, T, d_k/2]: cos and sin of the angles for ``like`` [..., T, d_k], whose first token is at ``start``.
+    """[2, T, d_k/2]: cos and sin of the angles for ``like`` [..., T, d_k], where the first token is at position ``start``.
 
-    Angles are computed in float32 (in float64 for float64), whatever the precision of ``like``. An operator of its own, so
-    that a compiler makes the table once: fused into what uses it, every head of every row would compute its own sines.
+    Angles are computed in float32 (float64 for float64), whatever the precision of ``like``. This is a custom operator so that
+    a compiler computes the table once; if it were fused into its users, every head of every row would compute the sines again.
     """
     (T, d_k), dtype = like.shape[-2:], torch.float64 if like.dtype == torch.float64 else torch.float32
     frequency = theta ** (-torch.arange(0, d_k, 2, device=like.device, dtype=dtype) / d_k)
@@ -47,8 +47,8 @@ def _(like: Tensor, theta: float, start: int) -> Tensor:
 def rotate(x: Tensor, theta: float, start: int = 0) -> Tensor:
     """The rotary embedding of x [..., T, d_k] at the positions start, start + 1, ...
 
-    Coordinates i and i + d_k/2 form a plane, turned by position * theta^(-2i/d_k): a rotation, so norms stay, and the dot
-    product of two rotated vectors depends on the difference of their positions alone.
+    Coordinates i and i + d_k/2 form a plane that is rotated by position * theta^(-2i/d_k). A rotation keeps norms, and the dot
+    product of two rotated vectors depends only on the difference of their positions.
     """
     cos, sin = rope_table(x.detach(), theta, start)
     a, b = x.chunk(2, -1)
@@ -56,13 +56,13 @@ def rotate(x: Tensor, theta: float, start: int = 0) -> Tensor:
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """documents [B, T] -> [B, 1, T, T], True where a token may look: back, at itself, and within its own document."""
+    """documents [B, T] -> [B, 1, T, T], True where a token may look: at itself and earlier tokens of the same document."""
     same = documents[:, :, None] == documents[:, None, :]
     return same.tril()[:, None]
 
 
 class KVCache:
-    """The keys and values of a layer's past: two tensors of ``max_len`` places and how many of them are filled."""
+    """The past keys and values of a layer: two tensors with room for ``max_len`` tokens, and how many are filled."""
 
     def __init__(self, batch: int, heads: int, max_len: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> None:
         self.k = torch.empty(batch, heads, max_len, head_dim, device=device, dtype=dtype)
@@ -70,13 +70,8 @@ class KVCache:
         self.length = 0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new k, v [B, G, T, d_k]; return all that is stored, [B, G, S, d_k]."""
-        start, end, max_len = self.length, self.length + k.shape[-2], self.k.shape[-2]
-        if end > max_len:
-            raise ValueError(
-                f"The cache has {max_len} places, {start} of them filled, and {k.shape[-2]} more tokens came: "
-                f"make it with max_len >= {end}."
-            )
+        """Store the new k, v [B, G, T, d_k]; return everything stored, [B, G, S, d_k]."""
+        start, end = self.length, self.length + k.shape[-2]  # the model has checked that they fit
         self.k[:, :, start:end], self.v[:, :, start:end] = k, v
         self.length = end
         return self.k[:, :, :end], self.v[:, :, :end]
@@ -108,7 +103,7 @@ class Attention(nn.Module):
         documents: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """h [B, T, d] -> [B, T, d]. With a cache the T tokens follow those that it holds."""
+        """h [B, T, d] -> [B, T, d]. With a cache, the T tokens follow those it holds."""
         q = rearrange(F.linear(h, self.q_proj), "b t (h k) -> b h t k", k=self.config.head_dim)
         k = rearrange(F.linear(h, self.k_proj), "b t (g k) -> b g t k", k=self.config.head_dim)
         v = rearrange(F.linear(h, self.v_proj), "b t (g k) -> b g t k", k=self.config.head_dim)
@@ -118,7 +113,7 @@ class Attention(nn.Module):
             q, k = sphere.unit(q) * s_qk, sphere.unit(k) * s_qk  # eqs. qkscaling1, qkscaling2
         if self.config.rope_theta is not None:
             q, k = (rotate(x, self.config.rope_theta, start) for x in (q, k))
-        if cache is not None:  # under autocast it keeps the weights' precision
+        if cache is not None:  # under autocast the cache keeps the precision of the weights
             k, v = (x.to(q.dtype) for x in cache.append(k, v))
         mask = None
         if documents is not None:

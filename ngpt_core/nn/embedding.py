@@ -1,6 +1,6 @@
 """Where does the hidden state start?
 
-At the row of its token: h_0 = W[token]. In nGPT every row is a unit vector, so the hidden state is born on the sphere.
+At the row of its token: h_0 = W[token]. In nGPT every row is a unit vector, so the hidden state starts on the sphere.
 
 Shapes: B batch, T time, V vocabulary, d d_model.
 """
@@ -16,23 +16,23 @@ __all__ = ["Embedding", "check_integers", "check_tokens", "readable"]
 
 
 def readable(x: Tensor) -> bool:
-    """May a check read the values of x? On the CPU alone: on a GPU it would stall the stream, and a graph has none yet."""
+    """May a check read the values of x? Only on the CPU: on a GPU it would stall the stream; a traced graph has no values."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_integers(name: str, x: object) -> None:
-    """ValueError for what is not a tensor [batch, time] of integers, of any width."""
+    """ValueError unless x is a tensor [batch, time] of integers, of any width."""
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] == 0:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} must be a tensor of the shape [batch, time] with time >= 1; got {got}.")
+        raise ValueError(f"{name} must be a tensor of shape [batch, time] with time >= 1; got {got}.")
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise ValueError(f"{name} must be integers (torch.long); got {x.dtype}.")
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """ValueError for tokens that are not integers [batch, time], or not in [0, V).
+    """ValueError unless tokens are integers [batch, time] in [0, V).
 
-    The range is read on the CPU only; on a GPU an index out of range stops with a device-side assertion that says so.
+    The range is checked only on the CPU; on a GPU an index out of range triggers a device-side assertion.
     """
     check_integers("tokens", tokens)
     if readable(tokens) and tokens.numel():

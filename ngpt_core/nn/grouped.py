@@ -1,20 +1,20 @@
-"""How does every token meet the matrices of its own experts, without a loop that autograd sees?
+"""How is every token multiplied by the matrices of its own experts, without a loop that autograd sees?
 
-Tokens are sent to their experts, k copies each, sorted by expert, and summed when they come back:
+Each token is copied k times, once per chosen expert, and the copies are sorted by expert. Their outputs are summed per token:
 
     dispatch       x [n, p] -> [n k, p]                   row ``order[i] // k`` of x goes to place i
-    combine        y [n k, p] -> [n, p]                   the sum of the k rows that belong to a token
+    combine        y [n k, p] -> [n, p]                   the sum of the k rows of each token
 
-Each is the other's gradient. In between, expert e owns the rows ends[e-1] : ends[e] and each product is one multiplication:
+Each is the other's gradient. In between, expert e owns the rows ends[e-1] : ends[e], and each product is one multiplication:
 
     expert_mm      y_e = x_e w_e^T  or  x_e w_e          the forward pass, and the gradient to x
     expert_outer   g_e = a_e^T b_e                        the gradient to w
 
-On CUDA in bfloat16 both are one kernel, torch's grouped matrix multiplication, which reads ``ends`` on the device: the host
-never waits. Elsewhere they are a plain loop of ``mm`` into preallocated memory. Both are custom operators, opaque to
-``torch.compile``, whose gradients are each other: indexing w[e] under autograd would build a full-size gradient per expert.
+On CUDA in bfloat16, each is one kernel, torch's grouped matrix multiplication, which reads ``ends`` on the device, so the host
+never waits. Elsewhere, each is a plain loop of ``mm`` into preallocated memory. Both are custom operators, opaque to
+``torch.compile``, and each is the other's gradient: indexing w[e] under autograd would build a full-size gradient per expert.
 
-Symbols: n tokens, N = n k rows of all experts together, E experts, w [E, ff, d], ends [E] int32 (cumulative counts);
+Symbols: n tokens, N = n k rows of all experts, E experts, w [E, ff, d], ends [E] int32 (cumulative counts);
 order [N] sorts the rows (token, choice) by expert and place [N] undoes it: place[order] = 0, 1, 2, ...
 """
 
@@ -27,7 +27,7 @@ __all__ = ["combine", "dispatch", "expert_mm", "expert_outer", "sort_by_expert"]
 
 
 def sort_by_expert(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(order, place) of the choices [n, k]: stable, so that equal choices keep the order of the tokens."""
+    """(order, place) of the choices [n, k]. The sort is stable: tokens of the same expert keep their order."""
     order = chosen.flatten().argsort(stable=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     return order, place
@@ -68,7 +68,7 @@ class _Combine(torch.autograd.Function):
 
 
 def dispatch(x: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
-    """x [n, p] -> [n k, p], sorted by expert. Its gradient is ``combine``; autograd would scatter row by row."""
+    """x [n, p] -> [n k, p], sorted by expert. Its gradient is ``combine``; autograd's own would scatter row by row."""
     return _Dispatch.apply(x, order, place, k)
 
 
@@ -78,7 +78,7 @@ def combine(y: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
 
 
 def _one_kernel(x: Tensor, *sizes: int) -> bool:
-    """Whether torch's grouped kernel takes these: bfloat16 on CUDA from sm_80 on, rows of a multiple of 16 bytes."""
+    """Whether torch's grouped kernel supports this: bfloat16 on CUDA, sm_80 or newer, rows of a multiple of 16 bytes."""
     return (
         x.is_cuda
         and x.dtype == torch.bfloat16
@@ -110,7 +110,7 @@ def expert_outer(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     """[N, p], [N, r] -> [E, p, r]: a_e^T b_e. An expert without tokens gets zeros."""
     if _one_kernel(a, a.shape[1], b.shape[1]) and len(a):
         out = torch._grouped_mm(a.T, b, offs=ends)
-        # Some GPUs' kernels leave the product of an empty group unwritten: an expert that saw nothing must learn nothing.
+        # On some GPUs the kernel leaves the product of an empty group uninitialized; its gradient must be zero.
         empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
         return torch.where(empty[:, None, None], 0.0, out)
     out = a.new_empty(len(ends), a.shape[1], b.shape[1])

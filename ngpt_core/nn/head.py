@@ -1,12 +1,12 @@
 """How sharp is the output distribution, and how much of that sharpness flows back into the network?
 
 For a unit hidden state and unit output embeddings, u = W h are cosines, so a learned scale s_z sets the sharpness (eq. sz).
-Plain backpropagation multiplies the gradient of every layer by the same s_z, which grows during training: a learning rate
-that nobody set. Logit Gradient Preconditioning (LGP, section 2.1) keeps the forward pass and replaces that multiplier:
+Plain backpropagation multiplies the gradient of every layer by the same s_z, which grows during training and so acts as a
+hidden learning rate. Logit Gradient Preconditioning (LGP, section 2.1) keeps the forward pass and replaces that multiplier:
 
     forward    z = s_z * u                                                                              (eq. sz)
     backward   dL/du <- b(s_z) * dL/dz,   b = (s_z / mean(s_z))^q   or   s_z^q / mean(s_z^q)            (section 2.1, LGP)
-               dL/ds_z is left exactly as it is
+               dL/ds_z is unchanged
 
 Symbols: h [..., d] hidden states; W [V, d] output embedding; u, z [..., V] cosines and logits; s_z [V]; q LGP's strength.
 """
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
-from ..checks import is_integer, is_number, is_within
+from ..checks import is_number, is_within
 from ..config import ModelConfig
 from .embedding import readable
 from .loss import check_targets, cross_entropy_sum, wide
@@ -33,7 +33,7 @@ FORMS = ("ratio", "power")
 
 # ---- LGP as pure functions -------------------------------------------------------------------------------------------
 def _check_lgp(q: float | None, form: str) -> float | None:
-    """q as a plain number, whatever kind of number it came as."""
+    """q as a Python float, or None."""
     if form not in FORMS:
         raise ValueError(f"form must be 'ratio', (s_z/mean(s_z))^q, or 'power', s_z^q/mean(s_z^q) (section 2.1); got {form!r}.")
     if q is not None and not is_within(q, 0):
@@ -42,12 +42,12 @@ def _check_lgp(q: float | None, form: str) -> float | None:
 
 
 def needs_positive(q: float | None) -> bool:
-    """An element-wise power with a non-integer exponent wants positive numbers (section 2.1)."""
+    """Whether s_z must be positive: an element-wise power with a non-integer exponent needs that (section 2.1)."""
     return q is not None and q != int(q)
 
 
 def _check_positive(s_z: Tensor, q: float | None) -> None:
-    """Looks at the values only when q is not an integer, so q = 1 never waits for a device. Compiled code cannot look."""
+    """Reads the values only if q is not an integer, so q = 1 never waits for a device. Compiled code cannot read them."""
     if needs_positive(q) and not torch.compiler.is_compiling() and not bool((s_z > 0).all()):
         raise ValueError(
             f"A non-integer q = {q} raises s_z to a fractional power, so every entry of s_z must be > 0; the smallest is "
@@ -56,11 +56,12 @@ def _check_positive(s_z: Tensor, q: float | None) -> None:
 
 
 def backward_scale(s_z: Tensor, q: float | None = 1.0, form: str = "ratio") -> Tensor:
-    """b(s_z) [V], what LGP puts in the place of s_z [V] in the backward pass.
+    """b(s_z) [V], which LGP uses in place of s_z [V] in the backward pass.
 
-    ``q=None`` is the ordinary gradient, b = s_z. q = 0 is 1 for every token, q = 1 is
-    s_z / mean(s_z), in both forms. Otherwise only "power" keeps the mean of b at 1. The
-    mean must not be 0; s_z starts at 1 and the recipe never brings its mean near 0.
+    ``q=None`` is the ordinary gradient, b = s_z. In both forms, q = 0 gives 1 for every
+    token and q = 1 gives s_z / mean(s_z). For any other q, only "power" keeps the mean
+    of b at 1. The mean of s_z must not be 0; it starts at 1, and the recipe never
+    brings it near 0.
 
     >>> s_z = torch.tensor([1.0, 2.0, 3.0])
     >>> backward_scale(s_z)
@@ -98,16 +99,16 @@ class _LogitScale(torch.autograd.Function):
             b = backward_scale(s_z.to(wide(s_z.dtype)), ctx.q, ctx.form)
             du = (g * b).to(u.dtype)  # section 2.1, LGP
         if ctx.needs_input_grad[1]:
-            ds = (g * u).sum_to_size(s_z.shape).to(s_z.dtype)  # autograd's own
+            ds = (g * u).sum_to_size(s_z.shape).to(s_z.dtype)  # the ordinary gradient
         return du, ds, None, None
 
 
 def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "ratio") -> Tensor:
-    """z = s_z * u with LGP's backward pass: u receives b(s_z) * dL/dz, s_z receives exactly what autograd gives it.
+    """z = s_z * u with LGP's backward pass: u receives b(s_z) * dL/dz, and s_z its ordinary gradient.
 
     u: [..., V] logits before the scale.
-    s_z: [V], one scale for each token of the vocabulary.
-    q: LGP's strength, 1 in the paper; None is the ordinary product. A non-integer q wants every s_z > 0 (ValueError).
+    s_z: [V], one scale per token of the vocabulary.
+    q: LGP's strength, 1 in the paper; None is the ordinary product. A non-integer q requires every s_z > 0 (ValueError).
     form: "ratio" is (s_z/mean(s_z))^q, the paper's; "power" is s_z^q/mean(s_z^q), its alternative.
 
     >>> u = torch.zeros(3, requires_grad=True)
@@ -117,9 +118,8 @@ def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "rati
     tensor([0.5000, 1.0000, 1.5000])
     """
     q = _check_lgp(q, form)
-    _check_tensors(u=u, s_z=s_z)
     if s_z.dim() != 1 or s_z.shape != u.shape[-1:]:
-        raise ValueError(f"s_z has one entry for each token: s_z [V] for u [..., V]; got {_shapes(s_z=s_z, u=u)}.")
+        raise ValueError(f"s_z must have one entry per token: s_z [V] for u [..., V]; got {_shapes(s_z=s_z, u=u)}.")
     _check_positive(s_z, q)
     return _LogitScale.apply(u, s_z, q, form)
 
@@ -127,17 +127,17 @@ def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "rati
 def row_norms(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(W_bar [V, d], s_z [V]) with W = diag(s_z) W_bar: the unit rows and norms of W.
 
-    The norms are the logit scales of an ordinary Transformer, which has no s_z and an
-    output matrix W that is not normalized (end of section 2.1). LGP for it is
+    An ordinary Transformer has no s_z and an output matrix W that is not normalized; its
+    row norms are its logit scales (end of section 2.1). To use LGP there:
 
         W_bar, s_z = row_norms(W)
         loss = linear_cross_entropy(h, W_bar, targets, s_z=s_z)
 
-    and where logits are wanted, ``logit_scale(h @ W_bar.T, s_z)``: they are those of W.
-    In the backward pass b(s_z) takes the place of s_z on the way to h and on the way to
-    the *direction* of every row; the gradient of the row's norm stays. So at q = 1 what
-    turns a row is divided by mean(s_z) and what stretches it is unchanged. A zero row
-    keeps zero logits.
+    If you need logits, ``logit_scale(h @ W_bar.T, s_z)`` gives those of W. In the
+    backward pass, b(s_z) replaces s_z in the gradients of h and of the *direction* of
+    every row; the gradient of the row's norm is unchanged. So at q = 1, the part that
+    rotates a row is divided by mean(s_z), and the part that stretches it stays the same.
+    A zero row keeps zero logits.
     """
     # With G = dL/dz^T h, row i of W receives
     # dw_i = (b_i / s_i) (G_i - w_bar_i <w_bar_i, G_i>) + w_bar_i <w_bar_i, G_i>
@@ -159,53 +159,47 @@ def linear_cross_entropy(
     denominator: float | Tensor | None = None,
     backend: str = "chunked",
 ) -> Tensor:
-    """The cross-entropy of softmax(s_z * (h W^T)) with LGP in its backward pass; [tokens, V] never exists.
+    """The cross-entropy of softmax(s_z * (h W^T)) with LGP in its backward pass, without ever storing logits [tokens, V].
 
-    For h [n, d] and a given s_z it is ``F.cross_entropy(logit_scale(F.linear(h, weight), s_z, q, form), targets)`` in value
-    and gradients.
+    For h [n, d] and a given s_z, its value and gradients are those of
+    ``F.cross_entropy(logit_scale(F.linear(h, weight), s_z, q, form), targets)``.
 
     h: [..., d] hidden states.
     weight: [V, d] output embedding.
-    targets: [...] token numbers, as many as hidden states.
+    targets: [...] token ids, one per hidden state.
     s_z: [V], or None for plain logits h W^T.
-    q, form: LGP's, as in ``logit_scale``. A non-integer q wants every s_z > 0 (ValueError).
-    ignore_index: the target that is left out. If every target is, the loss is 0 and so are the gradients (torch: NaN).
-    chunk: tokens at a time. None: max(256, d), which makes a chunk of logits about as large as the gradient of the weight,
-        which exists anyway. Memory above the inputs: that chunk, and the gradients of h, weight and s_z (for half
-        precisions on a CPU also the weight in float32).
-    reduction: "mean" over the targets that count, or "sum".
-    denominator: a number > 0 (or a tensor of one) by which the sum is divided instead, e.g. the token count of all ranks and
+    q, form: LGP's, as in ``logit_scale``. A non-integer q requires every s_z > 0 (ValueError).
+    ignore_index: the target to ignore. If all targets are ignored, the loss and the gradients are 0 (torch: NaN).
+    chunk: tokens at a time. None: max(256, d), which makes a chunk of logits about as large as the gradient of the weight.
+        Memory beyond the inputs: that chunk, and the gradients of h, weight and s_z (for half precisions on a CPU also the
+        weight in float32).
+    reduction: "mean" over the targets that are not ignored, or "sum".
+    denominator: a number > 0 (or a tensor with one) that divides the sum instead, e.g. the token count of all ranks and
         micro-batches.
-    backend: "chunked" is ours. "torch" is ``F.linear_cross_entropy`` (torch 2.13 on) where it applies: q in (1, None) or no
-        s_z, float32 or float64. It gives the same and needs one more [V, d] for s_z * W and one for its gradient.
+    backend: "chunked" is ours. "torch" is ``F.linear_cross_entropy`` (torch 2.13 or newer), for q in (1, None) or no s_z, in
+        float32 or float64. It gives the same result and needs one more [V, d] for s_z * W and one for its gradient.
 
-    Precision: float64 and float32 stay what they are; for bfloat16 and float16 the logits, the loss and the gradient of the
-    weight are made in float32. Under autocast h and weight are cast as ``F.linear`` would. The loss is float32 or float64.
+    Precision: float64 and float32 are kept; for bfloat16 and float16 the logits, the loss and the gradient of the weight are
+    computed in float32. Under autocast, h and weight are cast as for ``F.linear``. The loss is float32 or float64.
 
-    A target outside [0, V) is a ValueError on the CPU; on a GPU looking would stall the device and its own assertion stops
-    the program, as in ``F.cross_entropy``.
+    A target outside [0, V) is a ValueError on the CPU. On a GPU, the check would stall the device, and a device-side
+    assertion stops the program, as in ``F.cross_entropy``.
 
-    Gradients are computed in the forward pass (when something needs them). torch.compile takes the whole loss as one
-    operation. ``retain_graph`` works; second derivatives raise. Under activation checkpointing it is right, but computed
-    twice: leave it outside, it keeps nothing worth recomputing.
+    Gradients are computed in the forward pass, if needed. torch.compile treats the whole loss as one operation.
+    ``retain_graph`` works; second derivatives raise. Activation checkpointing gives the right result but computes the loss
+    twice; leave the loss outside, since it keeps nothing worth recomputing.
     """
     q = _check_lgp(q, form)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be 'mean' or 'sum' (or pass denominator=); got {reduction!r}.")
     if backend not in ("chunked", "torch"):
         raise ValueError(f"backend must be 'chunked' or 'torch'; got {backend!r}.")
-    _check_tensors(h=h, weight=weight, targets=targets, **({} if s_z is None else {"s_z": s_z}))
     h, weight = autocast(h, weight)
     _check_shapes(h, weight, targets, s_z)
     denominator = check_denominator(denominator)
-    if not is_integer(ignore_index):
-        raise ValueError(f"ignore_index is the target that is left out, an integer (any; -100 is usual); got {ignore_index!r}.")
-    if chunk is None:
-        chunk = max(256, h.shape[-1])
-    elif not is_integer(chunk) or chunk < 1:
-        raise ValueError(f"chunk is a number of tokens, an integer >= 1, or None to choose it; got {chunk!r}.")
-    else:
-        chunk = int(chunk)
+    chunk = max(256, h.shape[-1]) if chunk is None else int(chunk)
+    if chunk < 1:
+        raise ValueError(f"chunk must be a number of tokens >= 1, or None to choose one automatically; got {chunk}.")
     h, targets = h.reshape(-1, h.shape[-1]), targets.reshape(-1).long()
     if s_z is not None:
         _check_positive(s_z, q)
@@ -229,11 +223,11 @@ def _chunked(
 def _torch(
     h: Tensor, weight: Tensor, targets: Tensor, s_z: Tensor | None, q: float | None, form: str, ignore_index: int, chunk: int
 ) -> Tensor:
-    """LGP at q = 1 is the ordinary gradient divided by mean(s_z) on the paths to h and W, so it composes with torch's own."""
+    """LGP at q = 1 divides the ordinary gradients of h and W by mean(s_z), so it composes with torch's loss."""
     if not hasattr(F, "linear_cross_entropy"):
-        raise ValueError(f"backend='torch' wants F.linear_cross_entropy, which torch {torch.__version__} lacks; use 'chunked'.")
+        raise ValueError(f"backend='torch' needs F.linear_cross_entropy, which torch {torch.__version__} lacks; use 'chunked'.")
     if (s_z is not None and q not in (1, None)) or wide(h.dtype) != h.dtype:
-        raise ValueError(f"backend='torch' does q = 1 or None in float32 or float64; got q = {q}, {h.dtype}. Use 'chunked'.")
+        raise ValueError(f"backend='torch' needs q = 1 or None in float32 or float64; got q = {q}, {h.dtype}. Use 'chunked'.")
     check_targets(targets, weight.shape[0], ignore_index)
     if s_z is not None:
         c = 1.0 if q is None else 1.0 / s_z.detach().mean()
@@ -244,24 +238,18 @@ def _torch(
 
 
 def _scale_grad(x: Tensor, c: float | Tensor) -> Tensor:
-    """x itself, whose gradient is multiplied by c."""
+    """x, with its gradient multiplied by c."""
     return x.detach() + c * (x - x.detach())
 
 
 def check_denominator(value: float | Tensor | None) -> float | Tensor | None:
-    """The same, without dimensions; its value is checked where that costs nothing."""
+    """The denominator without dimensions. Its value is checked only where that is free."""
     if value is None:
         return None
     known = readable(value) if isinstance(value, Tensor) else True
     if not is_number(value) or (known and not is_within(value, 0, open=True)):
-        raise ValueError(f"denominator is the number of targets of the global batch, one number > 0; got {value!r}.")
+        raise ValueError(f"denominator must be one number > 0, the number of targets of the global batch; got {value!r}.")
     return value.reshape(()) if isinstance(value, Tensor) else value
-
-
-def _check_tensors(**values: object) -> None:
-    for name, x in values.items():
-        if not isinstance(x, Tensor):
-            raise ValueError(f"{name} must be a tensor (torch.as_tensor makes one); got {type(x).__name__}.")
 
 
 def _shapes(**tensors: Tensor) -> str:
@@ -271,32 +259,32 @@ def _shapes(**tensors: Tensor) -> str:
 def _check_shapes(h: Tensor, weight: Tensor, targets: Tensor, s_z: Tensor | None) -> None:
     if h.dim() < 1 or weight.dim() != 2 or h.shape[-1] != weight.shape[-1] or h.shape[:-1] != targets.shape:
         got = _shapes(h=h, weight=weight, targets=targets)
-        raise ValueError(f"Shapes must be h [..., d], weight [V, d], targets [...] with the same d; got {got}.")
+        raise ValueError(f"The shapes must be h [..., d], weight [V, d] and targets [...] with the same d; got {got}.")
     if s_z is not None and s_z.shape != weight.shape[:1]:
-        raise ValueError(f"s_z has one entry for each row of weight: [V]; got {_shapes(s_z=s_z, weight=weight)}.")
+        raise ValueError(f"s_z must have one entry per row of weight, [V]; got {_shapes(s_z=s_z, weight=weight)}.")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise ValueError(f"targets are token numbers (torch.long); got {targets.dtype}.")
+        raise ValueError(f"targets must be integer token ids (torch.long); got {targets.dtype}.")
     if h.dtype != weight.dtype or not h.is_floating_point():
-        raise ValueError(f"h and weight must have the same floating-point dtype; got {h.dtype} and {weight.dtype}: cast one.")
+        raise ValueError(f"h and weight must have the same floating-point dtype; got {h.dtype} and {weight.dtype}. Cast one.")
 
 
 # ---- modules ---------------------------------------------------------------------------------------------------------
 class PositiveScale(Scale):
-    """A ``Scale`` that cannot leave the positive numbers: what a non-integer q needs (section 2.1).
+    """A ``Scale`` that stays positive, which a non-integer q needs (section 2.1).
 
-    With x the plain ``Scale``'s value over its init: s_eff / init = x where x >= 1, and exp(x - 1) below. It starts at the
-    same value with the same derivative, *is* the plain scale as long as it only grows, as s_z does, and approaches 0 from
-    above where the plain one would cross it. (exp all the way would turn a step of lr into a factor of e^lr.)
+    Let x be the plain ``Scale``'s value divided by its init. Then s_eff / init is x where x >= 1, and exp(x - 1) below. It
+    starts at the same value with the same derivative, equals the plain scale while it is above its init (s_z only grows), and
+    approaches 0 where the plain one would cross it. (With exp everywhere, a step of lr would be a factor of e^lr.)
     """
 
     def forward(self) -> Tensor:
-        """s_eff > 0, the value that the forward pass uses."""
+        """s_eff > 0, the value used in the forward pass."""
         x = self.weight / self.scale
         return self.init * torch.where(x > 1.0, x, torch.exp(x.clamp_max(1.0) - 1.0))
 
 
 class Head(nn.Module):
-    """weight [V, d] and, in nGPT, s_z [V]: h [..., d] -> logits [..., V], and the loss that never makes them.
+    """weight [V, d] and, in nGPT, s_z [V]: h [..., d] -> logits [..., V], or the loss without storing them.
 
     GPT has no s_z and plain logits. A non-integer ``config.lgp_q`` makes s_z a ``PositiveScale``.
     """
@@ -304,15 +292,12 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.q, self.form = _check_lgp(config.lgp_q, config.lgp_form), config.lgp_form
+        self.q, self.form = config.lgp_q, config.lgp_form
         self.weight = rows(config.vocab_size, config.d_model)
         self.s_z = None
         self.unit_dims = {}
         if config.normalized:
-            init, scale = config.scale_of("s_z")
-            if needs_positive(self.q) and init <= 0:
-                raise ValueError(f"ModelConfig.s_z_init must be > 0 for the non-integer lgp_q = {self.q}; got {init}.")
-            self.s_z = (PositiveScale if needs_positive(self.q) else Scale)(config.vocab_size, init, scale)
+            self.s_z = (PositiveScale if needs_positive(self.q) else Scale)(config.vocab_size, *config.scale_of("s_z"))
             self.unit_dims = {"weight": -1}
         self.reset_parameters()
 

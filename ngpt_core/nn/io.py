@@ -1,8 +1,8 @@
-"""How does a model become files, and a model again?
+"""How is a model saved to files and loaded again?
 
-A folder with ``model.safetensors`` (the weights and the routers' biases, nothing that runs code) and ``config.json`` (with the
-format's version). Each file is written beside its place and then moved there, so that a crash leaves the old one whole; the
-weights carry a fingerprint of their config, so that files of two different models are never taken for one.
+A folder holds ``model.safetensors`` (the weights and the routers' biases, nothing that runs code) and ``config.json`` (with the
+format version). Each file is written under a temporary name and then renamed, so a crash leaves the old one intact. The weights
+carry a fingerprint of their config, so files of two different models are never mixed up.
 """
 
 import hashlib
@@ -31,32 +31,28 @@ def _fingerprint(config: ModelConfig) -> str:
 def _move_into_place(temporary: Path, path: Path) -> None:
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
-    os.chmod(temporary, 0o644)  # safetensors writes for its owner alone
+    os.chmod(temporary, 0o644)  # safetensors makes files readable only by their owner
     os.replace(temporary, path)
 
 
 def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> Path:
-    """Write the model into ``folder`` (made if need be) as model.safetensors and config.json; returns the folder.
+    """Write model.safetensors and config.json into ``folder``, which is created if needed; returns the folder.
 
-    ``state`` replaces ``model.state_dict()``: the gathered tensors of a model that is sharded. Equal models are equal files.
+    ``state`` replaces ``model.state_dict()``: pass the gathered tensors of a sharded model. Equal models give equal files.
     """
-    model, folder = unwrap(model, "ngpt_core.save"), _path(folder)  # a wrapper names things its own way
-    if os.path.exists(folder) and not os.path.isdir(folder):  # Path.exists raises where it may not look
-        raise ValueError(f"{folder} is a file: a model is saved into a folder, which is made if need be.")
+    model, folder = unwrap(model, "ngpt_core.save"), Path(folder)  # a wrapper renames parameters
     state = model.state_dict() if state is None else state
-    if not (isinstance(state, Mapping) and all(isinstance(x, Tensor) for x in state.values())):
-        raise ValueError(f"state must be a dictionary of tensors, as model.state_dict() is; got {type(state).__name__}.")
     _check_same(_empty(model.config).state_dict(), state, "This state belongs to")
     if split := next((k for k, v in state.items() if hasattr(v, "full_tensor")), None):
         raise ValueError(f"{split} is sharded: gather every tensor (x.full_tensor(), on all ranks) and pass them as state=.")
     if absent := next((k for k, v in state.items() if v.is_meta), None):
-        raise ValueError(f"{absent} is on the meta device and has no values: call to_empty(device=...), init_weights().")
+        raise ValueError(f"{absent} is on the meta device and has no values: call to_empty(device=...) and init_weights().")
     _check_dtypes(state, "This model")
     state = {k: v.detach().cpu().contiguous() for k, v in state.items()}
     _make(folder)
     weights, config = folder / f".{WEIGHTS}.{os.getpid()}", folder / f".{CONFIG}.{os.getpid()}"
     try:
-        # one key: safetensors writes several in an order of its own, and equal models shall be equal files
+        # only one key: safetensors does not fix the order of several, and equal models must give equal files
         save_file(state, weights, metadata={"config": _fingerprint(model.config)})
         config.write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
         _move_into_place(weights, folder / WEIGHTS)
@@ -68,19 +64,12 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
-    """The model that ``save`` wrote, on ``device``, in eval() mode. ValueError for anything that is not exactly that."""
-    folder = _path(folder)
-    try:
-        device = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device must be one that torch knows, such as 'cpu' or 'cuda:0'; got {device!r} ({error}).") from None
-    if not _there(device):
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        usable = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-        raise ValueError(f"device must be one that is there and holds values, here {' or '.join(usable)}; got '{device}'.")
+    """The model that ``save`` wrote, on ``device``, in eval() mode. ValueError if the files are not exactly that."""
+    folder, device = Path(folder), torch.device(device)
+    torch.empty(1, device=device)  # torch's error for a missing device is clearer than safetensors'
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise ValueError(f"{folder} holds no {name}: give a folder that ngpt_core.save wrote.")
+            raise ValueError(f"{folder} has no {name}: give a folder that ngpt_core.save wrote.")
     try:
         data = json.loads((folder / CONFIG).read_text())
     except ValueError as error:
@@ -96,18 +85,18 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
     except OSError as error:
         reason: object = error
         try:
-            open(folder / WEIGHTS, "rb").close()  # safetensors calls every reason a missing file; the system knows better
+            open(folder / WEIGHTS, "rb").close()  # safetensors reports every reason as a missing file; the system is precise
         except OSError as known:
             reason = known.strerror
         raise ValueError(f"{folder / WEIGHTS} cannot be read: {reason}.") from None
     except SafetensorError as error:
-        raise ValueError(f"{folder / WEIGHTS} is truncated or is not a safetensors file ({error}): copy it again.") from None
+        raise ValueError(f"{folder / WEIGHTS} is truncated or not a safetensors file ({error}): copy it again.") from None
     model = _empty(config)
     _check_same(model.state_dict(), state, f"The weights in {folder} belong to")
     _check_dtypes(state, folder / WEIGHTS)
     if metadata.get("config") != _fingerprint(config):
-        raise ValueError(f"{folder / WEIGHTS} was saved with another config than {CONFIG} beside it: restore the pair.")
-    model.load_state_dict(state, assign=True)  # the meta tensors are replaced: nothing is ever initialized twice
+        raise ValueError(f"{folder / WEIGHTS} was saved with a different config than {CONFIG} beside it: restore the pair.")
+    model.load_state_dict(state, assign=True)  # replaces the meta tensors, so nothing is initialized twice
     return model.eval()
 
 
@@ -118,21 +107,7 @@ def _make(folder: Path) -> None:
     except OSError as error:
         why = error.strerror
     if why is not None:
-        raise ValueError(f"{folder} is no folder that can be written ({why}): give another one.")
-
-
-def _there(device: torch.device) -> bool:
-    """Whether a tensor with values can be made on it."""
-    try:
-        return not torch.empty(1, device=device).is_meta
-    except (RuntimeError, AssertionError):  # torch's answers for a device that is absent, or that it was built without
-        return False
-
-
-def _path(folder: object) -> Path:
-    if not isinstance(folder, str | os.PathLike):
-        raise ValueError(f"folder must be the path of a folder; got {folder!r}.")
-    return Path(folder)
+        raise ValueError(f"Cannot write to the folder {folder} ({why}): choose another one.")
 
 
 def _empty(config: ModelConfig) -> LanguageModel:
@@ -141,24 +116,24 @@ def _empty(config: ModelConfig) -> LanguageModel:
 
 
 def _check_dtypes(state: Mapping[str, Tensor], where: object) -> None:
-    """One floating-point precision for all: the forward pass of another mixture would fail, or round where it should not. A
-    router's bias alone may be float32 beside halves, as transformers has it: it is added to scores, which are float32."""
+    """ValueError unless all tensors have one floating-point dtype: with a mixture, the forward pass would fail or round where
+    it should not. Only a router's bias may be float32 in a half-precision model, as in transformers: the scores are float32."""
     first = state["embedding.weight"].dtype
     for name, x in state.items():
         wider = name.endswith("router.bias") and x.dtype == torch.float32
         if not x.is_floating_point() or (x.dtype != first and not wider):
             raise ValueError(
-                f"{where} must have one floating-point precision; {name} is {x.dtype}, others {first}. Cast them all with "
-                "model.to(torch.float32), and save again."
+                f"{where} must have one floating-point precision; {name} is {x.dtype}, others are {first}. Cast them all with "
+                "model.to(torch.float32) and save again."
             )
 
 
 def _check_same(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
-    """The names and shapes that the config asks for, and no others."""
+    """ValueError unless the names and shapes are exactly those that the config asks for."""
     for name in wanted.keys() | found.keys():
         want, have = ([list(x[name].shape)] if name in x else None for x in (wanted, found))
         if want != have:
             raise ValueError(
-                f"{what} another config: {name} should be {want[0] if want else 'absent'} and is "
+                f"{what} a different config: {name} should be {want[0] if want else 'absent'} but is "
                 f"{have[0] if have else 'missing'}."
             )

@@ -1,15 +1,15 @@
 """How is a cross-entropy over a large vocabulary computed without ever holding [tokens, vocabulary]?
 
-In chunks of tokens: a chunk's logits are made, turned into its loss and its gradients, and overwritten by the next chunk's.
-The gradients are therefore computed in the forward pass, while the logits are at hand; the backward pass multiplies them by
-the gradient of the loss, one number. At any time one chunk of logits exists, in place, and nothing else of that width.
+In chunks of tokens: the logits of a chunk are computed, turned into its loss and gradients, and overwritten by the next chunk.
+The gradients are therefore computed in the forward pass, while the logits exist; the backward pass multiplies them by the
+gradient of the loss, one number. At any time only one chunk of logits exists, and nothing else has that width.
 
 This file is the arithmetic, with any forward scale s and any backward scale b; ``nn/head.py`` chooses b (LGP).
 
 Symbols (N tokens, V vocabulary, d d_model):
     h [N, d]  hidden states     W [V, d]  output embedding     u = h W^T     z = s * u, the logits (eq. sz)
     p = softmax(z)              dz = dL/dz = p - onehot(target), for the sum over tokens
-    G = dz^T h [V, d]           all that the vocabulary's gradients need: dW = b * G and ds_i = <w_i, G_i>, by row
+    G = dz^T h [V, d]           gives both gradients of the vocabulary: dW = b * G and ds_i = <w_i, G_i>, by row
 """
 
 from typing import Any
@@ -33,13 +33,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _multiplies_halves(x: Tensor) -> bool:
-    """Can this device multiply halves and add in float32? CUDA can, where torch offers it; elsewhere they are widened first
-    (on a CPU without half-precision units that is also the faster way)."""
+    """Can this device multiply half precisions and accumulate in float32? CUDA can, if torch exposes it; elsewhere they are
+    converted first (which is also faster on a CPU without half-precision units)."""
     return x.is_cuda and x.dtype in _HALVES and "dtype_out" in torch.ops.aten.addmm.overloads()
 
 
 def _addmm_(out: Tensor, a: Tensor, b: Tensor, beta: int) -> None:
-    """out <- beta * out + a @ b, in the precision of ``out`` whatever that of a and b. (beta = 0 does not read out.)"""
+    """out <- beta * out + a @ b in the precision of ``out``, whatever that of a and b. (beta = 0 does not read out.)"""
     if a.dtype == out.dtype:
         torch.addmm(out, a, b, beta=beta, out=out)
     else:
@@ -47,16 +47,16 @@ def _addmm_(out: Tensor, a: Tensor, b: Tensor, beta: int) -> None:
 
 
 def check_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> None:
-    """ValueError for a target outside the vocabulary. On the CPU only: elsewhere looking would stall the device, and an index
-    out of range stops there with the device's own assertion, as in torch's cross-entropy."""
+    """ValueError for a target outside the vocabulary. Only on the CPU: elsewhere the check would stall the device, and an
+    index out of range triggers a device-side assertion, as in torch's cross-entropy."""
     if targets.device.type != "cpu":
         return
     bad = (targets != ignore_index) & ((targets < 0) | (targets >= vocab_size))
     if bad.any():
         i = int(bad.nonzero()[0])
         raise ValueError(
-            f"A target must be in [0, vocab_size) = [0, {vocab_size}), or ignore_index = {ignore_index} to be left out; "
-            f"got {int(targets[i])} at token {i} (of {len(targets)}, flattened; {int(bad.sum())} such)."
+            f"A target must be in [0, vocab_size) = [0, {vocab_size}), or ignore_index = {ignore_index} to be ignored; "
+            f"got {int(targets[i])} at token {i} of {len(targets)} (flattened; {int(bad.sum())} invalid targets in total)."
         )
 
 
@@ -108,7 +108,7 @@ def _cross_entropy_sum(
 
     ds = torch.empty(V if need_s else 0, dtype=acc, device=h.device)
     if need_s:
-        for i in range(0, V, 4096):  # in blocks: G * W as a whole would be one more [V, d]
+        for i in range(0, V, 4096):  # in blocks: the full G * W would be another [V, d]
             r = slice(i, i + 4096)
             torch.sum(G[r] * W[r], -1, out=ds[r])  # the exact gradient: sum over tokens of dz * u
     if need_weight and b is not None:
@@ -117,7 +117,7 @@ def _cross_entropy_sum(
 
 
 def _shapes(h: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    """What the compiler needs to know of the operation: shapes and dtypes of its results."""
+    """What the compiler needs to know about the operation: the shapes and dtypes of its results."""
     acc, (need_h, need_weight, need_s) = wide(h.dtype), others[-3:]
     return (
         h.new_empty((), dtype=acc),
@@ -137,7 +137,7 @@ def _backward(ctx: Any, g: Tensor | None, *second: Tensor | None) -> tuple[Tenso
     if any(x is not None for x in second):
         raise RuntimeError(
             "The chunked cross-entropy has no second derivative: its gradients are computed in the forward pass. "
-            "For gradients of gradients make the logits: F.cross_entropy(logit_scale(F.linear(h, weight), s_z), targets)."
+            "For gradients of gradients use the full logits: F.cross_entropy(logit_scale(F.linear(h, weight), s_z), targets)."
         )
     if g is None:
         return (None,) * 10
@@ -153,10 +153,10 @@ def _backward(ctx: Any, g: Tensor | None, *second: Tensor | None) -> tuple[Tenso
 
 
 def _times(x: Tensor, g: Tensor) -> Tensor:
-    """x * g, in place unless the graph is kept and x may be asked for again: x is as large as the weight.
+    """x * g, in place (x is as large as the weight) unless the graph is kept and x may be needed again.
 
-    Torch tells compiled graphs whether a backward pass keeps its graph (retain_graph, create_graph); where it has no such
-    word, assume that it does. ``detach``: x came out of this very operation, and a gradient must not hold its graph.
+    Torch can report whether a backward pass keeps its graph (retain_graph, create_graph); if this version cannot, assume that
+    it does. ``detach``: x is an output of this operation, and a gradient must not hold its graph.
     """
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     if torch.compiler.is_compiling() or ask is None or ask():
@@ -164,7 +164,7 @@ def _times(x: Tensor, g: Tensor) -> Tensor:
     return x.detach().mul_(g)
 
 
-# An operation of its own, so that torch.compile takes it whole (fullgraph=True works) and does not trace the loop.
+# A custom operator, so that torch.compile does not trace the loop (fullgraph=True works).
 cross_entropy_sum = torch.library.custom_op(_OP, _cross_entropy_sum, mutates_args=(), schema=_SCHEMA)
 cross_entropy_sum.register_fake(_shapes)
 cross_entropy_sum.register_autograd(_backward, setup_context=_save)

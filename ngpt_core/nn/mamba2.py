@@ -2,17 +2,17 @@
 
 The layer (section 3.2, around the scan of ``ssd.py``), for an input h [b, T, d]:
 
-    z, x, B, C, dt = W_in (s_mamba h)                one projection; s_mamba places the inputs of SiLU (item 6)
-    x, B, C <- SiLU(conv(x, B, C))                   causal, each channel by itself, ``conv`` taps and a bias
+    z, x, B, C, dt = W_in (s_mamba h)                one projection; s_mamba sets the size of SiLU's inputs (item 6)
+    x, B, C <- SiLU(conv(x, B, C))                   causal and depthwise, with ``conv`` taps and a bias
     dt <- softplus(dt + dt_bias),  A = -exp(A_log)
     y = scan(x, dt, A, B, C) + D x
     out = (y * SiLU(z)) W_out
 
-nGPT: the rows of W_in and W_out are unit vectors and there is no norm inside. GPT: no s_mamba, and RMSNorm of y * SiLU(z)
-over each of the G groups with a trained weight, as Nemotron-H has it.
+nGPT: the rows of W_in and W_out are unit vectors, and there is no norm inside. GPT: no s_mamba, and RMSNorm of y * SiLU(z)
+over each of the G groups with a trained weight, as in Nemotron-H.
 
 Shapes: b batch, T tokens, d = d_model, H heads of P channels (d_inner = H P), G groups, N state, K taps;
-channels = d_inner + 2 G N. Rows of in_proj in the order z, x, B, C, dt (as in mamba-ssm and Nemotron-H).
+channels = d_inner + 2 G N. The rows of in_proj are ordered z, x, B, C, dt (as in mamba-ssm and Nemotron-H).
 """
 
 import math
@@ -33,18 +33,18 @@ __all__ = ["Mamba2", "Mamba2Cache", "causal_conv", "conv", "conv_kernel", "group
 
 
 def _slide(padded: Tensor, taps: Sequence[Tensor], length: int, y: Tensor | None = None) -> Tensor:
-    """y_t + sum_k taps_k padded_{t+k} for t < length: each channel by itself."""
+    """y_t + sum_k taps_k padded_{t+k} for t < length, separately for each channel."""
     for k, tap in enumerate(taps):
         window = padded[:, k : k + length]
         y = window * tap if y is None else torch.addcmul(y, window, tap)
-    assert y is not None  # there is a tap
+    assert y is not None  # there is at least one tap
     return y
 
 
 class _ConvSiLU(torch.autograd.Function):
-    """SiLU(bias + sum_k weight_k padded_{t+k}), where ``keep`` [K, b, T, 1] may switch a tap off at a token.
+    """SiLU(bias + sum_k weight_k padded_{t+k}), where ``keep`` [K, b, T, 1] can switch off a tap at a token.
 
-    The backward pass is written out: derived, it would copy and mask a whole tensor for every tap, at twice the time.
+    The backward pass is written by hand: autograd's would copy and mask a whole tensor per tap and take twice as long.
     """
 
     @staticmethod
@@ -60,7 +60,7 @@ class _ConvSiLU(torch.autograd.Function):
         (b, T, channels), K = grad.shape, weight.shape[0]
         grad = torch.ops.aten.silu_backward(grad, y)
         border = grad.new_zeros(b, K - 1, channels)
-        taps = list(weight.flip(0).unbind())  # the same sliding sum, seen from the input: taps in reverse order
+        taps = list(weight.flip(0).unbind())  # the gradient is the same sliding sum with the taps reversed
         if keep is not None:
             around = F.pad(keep, (0, 0, K - 1, K - 1)).flip(0)
             taps = [tap * around[k, :, k : k + T + K - 1] for k, tap in enumerate(taps)]
@@ -71,10 +71,10 @@ class _ConvSiLU(torch.autograd.Function):
 
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-    """SiLU(bias + sum_k weight_k x_{t-K+1+k}), each channel by itself: x [b, T, channels], weight [K, channels].
+    """SiLU(bias + sum_k weight_k x_{t-K+1+k}), separately for each channel: x [b, T, channels], weight [K, channels].
 
-    ``past`` [b, K-1, channels] are the inputs before x (zeros if None). A tap that would reach back into another of the
-    ``documents`` [b, T] reads zero. Computed in float32 at least.
+    ``past`` [b, K-1, channels] holds the inputs before x (zeros if None). A tap that would reach into a previous document of
+    ``documents`` [b, T] reads zero. Computed in float32 or float64.
     """
     (b, T, channels), K, wide = x.shape, weight.shape[0], torch.promote_types(x.dtype, torch.float32)
     past = x.new_zeros(b, K - 1, channels) if past is None else past.to(x.dtype)
@@ -87,7 +87,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = N
 
 
 def conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None = None) -> Tensor:
-    """``causal_conv`` by causal-conv1d's kernel (CUDA), which wants channels last and strides that are multiples of 8."""
+    """``causal_conv`` by causal-conv1d's kernel (CUDA), which needs channels last and strides that are multiples of 8."""
     from causal_conv1d import causal_conv1d_fn
 
     x = x if x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0 else x.contiguous()
@@ -96,9 +96,9 @@ def conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | Non
 
 
 def conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-    """``causal_conv`` by the quickest way there is for these tensors: on CUDA the kernel, where it has one.
+    """``causal_conv`` in the fastest available way: with causal-conv1d's kernel on CUDA, if it supports these sizes.
 
-    Not under torch.compile, which cannot look into the kernel, and makes one pass of the plain form itself.
+    torch.compile gets the plain version: it fuses that into one pass, but cannot see into the kernel.
     """
     fits = x.is_cuda and past is None and 2 <= weight.shape[0] <= 4 and x.shape[-1] % 8 == 0
     fits = fits and not torch.compiler.is_compiling()
@@ -108,14 +108,14 @@ def conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, do
 
 
 def group_rms_norm(y: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
-    """RMSNorm of each of the groups of the last axis, in float32, times a weight for every channel."""
+    """RMSNorm of each group of the last axis, in float32, times one weight per channel."""
     parts = rearrange(y, "... (g w) -> ... g w", g=groups)
     parts = F.rms_norm(parts.to(torch.promote_types(y.dtype, torch.float32)), parts.shape[-1:], eps=eps)
     return rearrange(parts, "... g w -> ... (g w)").to(y.dtype) * weight
 
 
 class Mamba2Cache:
-    """What the layer remembers: the convolution's last inputs [b, K-1, channels], and the state [b, H, P, N] in float32."""
+    """What the layer remembers: the last inputs of the convolution [b, K-1, channels] and the state [b, H, P, N] in float32."""
 
     def __init__(self, batch: int, config: ModelConfig, device: torch.device | None, dtype: torch.dtype | None) -> None:
         channels = config.d_inner + 2 * config.groups * config.state
@@ -128,7 +128,7 @@ class Mamba2(nn.Module):
     """in_proj [2 d_inner + 2 G N + H, d], out_proj [d_inner, d], conv_weight [K, channels], conv_bias [channels], and A_log, D,
     dt_bias [H]; nGPT: s_mamba, a scalar or a vector of d; GPT: norm_weight [d_inner].
 
-    The convolution's weight is stored tap by tap, so that the K products read it as contiguous rows.
+    The convolution's weight is stored with taps first, so that the K products read contiguous rows.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -150,7 +150,7 @@ class Mamba2(nn.Module):
     def reset_parameters(self) -> None:
         init_rows_(self.in_proj, self.config)
         init_rows_(self.out_proj, self.config, output=True)
-        bound = self.config.conv**-0.5  # torch's own start of a convolution with K inputs
+        bound = self.config.conv**-0.5  # torch's default for a convolution with K inputs
         self.conv_weight.uniform_(-bound, bound)
         self.conv_bias.uniform_(-bound, bound)
         self.A_log.uniform_(*self.config.A_range).log_()
@@ -167,14 +167,10 @@ class Mamba2(nn.Module):
         documents: Tensor | None = None,
         cache: Mamba2Cache | None = None,
     ) -> Tensor:
-        """h [b, T, d] -> [b, T, d]. With a cache the T tokens follow those that it has seen."""
-        if cache is not None and documents is not None:
-            raise ValueError(
-                "documents and cache exclude each other: a cache holds one document a row.",
-            )
+        """h [b, T, d] -> [b, T, d]. With a cache, the T tokens follow those it has seen."""
         config = self.config
         if self.s_mamba is not None:
-            # the input, so that SiLU and softplus see values of the right size
+            # scale the input so that SiLU and softplus see values of the right size
             h = h * self.s_mamba()  # sec. 3.2
         z, xBC, dt = F.linear(h, self.in_proj).split(self.widths, -1)
         past = None
@@ -185,7 +181,7 @@ class Mamba2(nn.Module):
         x, B, C = xBC.split((config.d_inner, *[config.groups * config.state] * 2), -1)
         x = rearrange(x, "b t (h p) -> b t h p", p=config.mamba_head_dim)
         B, C = (rearrange(part, "b t (g n) -> b t g n", n=config.state) for part in (B, C))
-        # A_log, D and dt_bias compute in float32 whatever the rest does
+        # A_log, D and dt_bias are computed in float32, whatever the precision of the rest
         wide = torch.promote_types(h.dtype, torch.float32)
         dt = F.softplus(dt.to(wide) + self.dt_bias.to(wide))
         if config.dt_min > 0:
@@ -203,5 +199,5 @@ class Mamba2(nn.Module):
     def new_cache(
         self, batch: int, max_len: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> Mamba2Cache:
-        """An empty memory for ``batch`` sequences; its size does not depend on ``max_len``."""
+        """An empty cache for ``batch`` sequences; its size does not depend on ``max_len``."""
         return Mamba2Cache(batch, self.config, device, dtype)

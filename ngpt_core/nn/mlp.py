@@ -1,12 +1,12 @@
-"""What does the feed-forward block compute, and where must its input stand?
+"""What does the feed-forward block compute, and how large must its inputs be?
 
     relu2     f(h) = relu(s_u * u)^2 W_down                        u = W_up h                   (Nemotron-3)
     swiglu    f(h) = (s_u * u) * silu(s_v * sqrt(d) * v) W_down    u = W_up h, v = W_gate h     (the original nGPT)
 
-For unit h and unit rows, u and v are cosines of size 1/sqrt(d). SiLU must see numbers of size 1 to bend, hence sqrt(d); the
-squared ReLU is homogeneous and bends at any size, so it needs none, and the Norm that follows takes its size away again.
+For unit h and unit rows, u and v are cosines of size 1/sqrt(d). SiLU is nonlinear only for inputs of size 1, hence sqrt(d). The
+squared ReLU is homogeneous, so it needs no such factor: the Norm that follows removes the scale.
 
-Symbols: h [B, T, d]; u, v [B, T, ff]; s_u [ff] (eq. mlpscaling1; for swiglu [2, ff], its rows being s_u and s_v).
+Symbols: h [B, T, d]; u, v [B, T, ff]; s_u [ff] (eq. mlpscaling1; for swiglu [2, ff], with the rows s_u and s_v).
 """
 
 import math
@@ -22,11 +22,11 @@ __all__ = ["MLP", "relu2", "scaled_linear"]
 
 
 def scaled_linear(h: Tensor, W: Tensor, s: Tensor | None) -> Tensor:
-    """s * (W h), for h [..., d], W [ff, d], s [ff] or None: eq. mlpscaling1, as u is made.
+    """s * (W h) for h [..., d], W [ff, d], s [ff] or None (eq. mlpscaling1).
 
-    The scale is put where there are fewer numbers: on the rows of W when there are more
-    tokens than d_model, as in training, else on the result, as in generation. The same
-    product either way.
+    The scale multiplies the smaller tensor: the rows of W if there are more tokens than
+    d_model, as in training, and otherwise the result, as in generation. The product is
+    the same.
     """
     if s is None:
         return F.linear(h, W)
@@ -69,7 +69,7 @@ class MLP(nn.Module):
     ) -> Tensor:
         """h [B, T, d] -> [B, T, d].
 
-        Tokens do not meet here: documents and cache change nothing.
+        Each token is processed separately, so documents and cache are not used.
         """
         s_u = None if self.s_u is None else self.s_u()
         if self.gate is None:

@@ -2,8 +2,8 @@
 
     h = embedding(tokens);   h = block(h) for each letter of the pattern;   logits = head(h)
 
-In nGPT h is a unit vector from the first line to the last, there is no norm layer anywhere, and a block is a step on the
-sphere (``residual.py``). GPT is the same list of blocks with RMSNorm before each and before the head.
+In nGPT, h is a unit vector throughout, there are no norm layers, and each block is a step on the sphere (``residual.py``).
+GPT is the same list of blocks with RMSNorm before each block and before the head.
 
 Shapes: tokens, targets, documents [B, T]; h [B, T, d]; logits [B, T, V].
 """
@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import is_count, is_within
 from ..config import ModelConfig
 from . import generate as generation
 from .attention import Attention
@@ -33,27 +32,27 @@ BLOCKS = {"M": Mamba2, "*": Attention, "E": MoE, "-": MLP}
 
 
 class Cache:
-    """What a model remembers of the tokens it has seen: one state a block, room for ``max_len`` tokens, ``length`` filled.
+    """What a model remembers of the tokens it has seen: one state per block, room for ``max_len`` tokens, ``length`` filled.
 
-    ``LanguageModel.new_cache`` makes one; it is for models of the same ``pattern``.
+    ``LanguageModel.new_cache`` makes one, for this model only.
     """
 
-    def __init__(self, blocks: list[object], pattern: str, batch: int, max_len: int) -> None:
-        self.blocks, self.pattern, self.batch, self.max_len, self.length = blocks, pattern, batch, max_len, 0
+    def __init__(self, blocks: list[object], batch: int, max_len: int) -> None:
+        self.blocks, self.batch, self.max_len, self.length = blocks, batch, max_len, 0
 
 
 class LanguageModel(nn.Module):
-    """A whole model: embedding, one block for each letter of ``config.pattern``, head. GPT also has a last norm.
+    """A whole model: embedding, one block per letter of ``config.pattern``, head. GPT also has a final norm.
 
     Shapes: tokens, targets and documents are integers [B, T] of any width (uint8 for bytes), B sequences of T tokens; h is
-    [B, T, d], d = d_model; logits are [B, T, V], V = vocab_size.
+    [B, T, d] with d = d_model; logits are [B, T, V] with V = vocab_size.
 
     >>> import ngpt_core as ng
     >>> model = ng.LanguageModel(ng.preset("pico"))
     >>> model(torch.tensor([[72, 105]])).shape
     torch.Size([1, 2, 256])
 
-    Build it under ``torch.device("meta")`` to have shapes without memory, then ``to_empty(device=...)`` and
+    Under ``torch.device("meta")`` it has shapes but uses no memory; then call ``to_empty(device=...)`` and
     ``init_weights()``. For sharded training, ``loss`` is a forward method too: register it with
     ``register_fsdp_forward_method`` of ``torch.distributed.fsdp``.
     """
@@ -61,7 +60,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if not isinstance(config, ModelConfig):
-            raise ValueError(f"LanguageModel takes a ModelConfig, such as ngpt_core.preset gives; got {config!r}.")
+            raise ValueError(f"LanguageModel takes a ModelConfig, such as ngpt_core.preset('pico'); got {config!r}.")
         self.config = config
         self.stats: dict[str, Any] = {}
         self.embedding = Embedding(config)
@@ -70,19 +69,19 @@ class LanguageModel(nn.Module):
         self.head = Head(config)
 
     def reset_parameters(self) -> None:
-        """Of this module alone; ``init_weights`` is for all."""
+        """Reset only this module's own parameters; ``init_weights`` resets all."""
         if self.norm_weight is not None:
             nn.init.ones_(self.norm_weight)
 
     def init_weights(self) -> None:
-        """Draw every parameter anew, in place: the same values as a fresh model's under the same seed."""
+        """Initialize every parameter again, in place: the same values as in a new model under the same seed."""
         for module in self.modules():
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
 
     # ---- forward ---------------------------------------------------------------------------------------------------
     def hidden(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> tuple[Tensor, list[Aux]]:
-        """The state h [B, T, d] that the head reads, and what each router of the model says (``Aux``, one an MoE layer).
+        """The state h [B, T, d] that the head reads, and the routers' outputs (one ``Aux`` per MoE layer).
 
         The arguments are those of ``forward``.
         """
@@ -99,13 +98,12 @@ class LanguageModel(nn.Module):
         return h, aux
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> Tensor:
-        """logits [B, T, V], s_z included: those at position t are for the token at t + 1.
+        """logits [B, T, V], s_z included. Those at position t predict the token at t + 1.
 
         tokens: integers [B, T] in [0, V).
-        documents: [B, T], the numbers of the documents in packed sequences, not decreasing along T: tokens see their own
-            document alone. None: a sequence is one document.
-        cache: from ``new_cache``; the tokens follow those that it holds. ``documents`` and ``cache`` exclude each other
-            (ValueError).
+        documents: [B, T], the ids of the documents in packed sequences, never decreasing along T. Tokens see only their own
+            document. None: each sequence is one document.
+        cache: from ``new_cache``; the tokens follow those it holds. ``documents`` and ``cache`` together are a ValueError.
         """
         return self.head(self.hidden(tokens, documents, cache)[0])
 
@@ -116,21 +114,20 @@ class LanguageModel(nn.Module):
         documents: Tensor | None = None,
         denominator: float | Tensor | None = None,
     ) -> Tensor:
-        """Mean cross-entropy over the targets that are not -100; in train() mode plus the routers' balance loss.
+        """Mean cross-entropy over the targets that are not -100, plus the routers' balance loss in train() mode.
 
         tokens, documents: as in ``forward``.
-        targets: integers [B, T]; ``targets[b, t]`` is the token after ``tokens[b, t]``. The model shifts nothing.
+        targets: integers [B, T]; ``targets[b, t]`` is the token after ``tokens[b, t]``. The model does not shift them.
         denominator: the number of targets of the global batch, > 0. The loss is then this part's share of the global mean, so
-            that summing gradients over micro-batches and ranks gives the gradient of the whole. The balance loss, a mean over
-            sequences, is shared out in the same proportion, by targets. None: the targets given.
+            that gradients summed over micro-batches and ranks are those of the whole batch. The balance loss, a mean over
+            sequences, is multiplied by the same share of targets. None: the number of targets given here.
 
-        Afterwards ``stats`` holds what the loss was made of.
+        Afterwards ``stats`` holds the parts of the loss.
         """
-        check_integers("tokens", tokens)
         check_integers("targets", targets)
         if targets.shape != tokens.shape:
             raise ValueError(f"targets must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(targets.shape)}.")
-        targets, denominator = targets.long(), check_denominator(denominator)  # -100 is no byte: in uint8 it would be 156
+        targets, denominator = targets.long(), check_denominator(denominator)  # long first: in uint8, -100 would be 156
         h, aux = self.hidden(tokens, documents)
         cross_entropy = self.head.loss(h, targets, denominator=denominator)
         balance = cross_entropy.new_zeros(())
@@ -142,24 +139,21 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def update_router_bias(self, load: Sequence[Tensor]) -> None:
-        """The balancing rule, once after an optimizer step: ``load`` is ``stats["load"]``, summed over the step's
-        micro-batches and ranks. Each expert's selection bias moves by ``router_bias_rate`` towards equal load."""
+        """Move each expert's selection bias by ``router_bias_rate`` toward equal load. Call it once after each optimizer step.
+        ``load`` is ``stats["load"]``, summed over the step's micro-batches and ranks."""
         routers = [block.mixer.router for block in self.blocks if isinstance(block.mixer, MoE)]
-        if not isinstance(load, Sequence | Tensor) or len(load) != len(routers):
-            got = len(load) if isinstance(load, Sequence | Tensor) else repr(load)
-            raise ValueError(f"load must be a list with one entry for each of the {len(routers)} MoE layers; got {got}.")
+        shapes, wanted = [tuple(x.shape) for x in load], [tuple(router.bias.shape) for router in routers]
+        if shapes != wanted:
+            raise ValueError(f"load must hold one tensor [experts] per MoE layer, of the shapes {wanted}; got {shapes}.")
         for router, counts in zip(routers, load):
             router.update(counts)
 
     # ---- generation ------------------------------------------------------------------------------------------------
     def new_cache(self, batch: int, max_len: int) -> Cache:
         """An empty cache for ``batch`` sequences of up to ``max_len`` tokens, on the device of the weights."""
-        if not (is_count(batch, 0) and is_count(max_len, 0)):
-            raise ValueError(f"A cache has a number of rows and one of tokens, integers >= 0; got {batch=}, {max_len=}.")
-        batch, max_len = int(batch), int(max_len)
         w = self.embedding.weight
         blocks = [block.new_cache(batch, max_len, w.device, w.dtype) for block in self.blocks]  # type: ignore[operator]  # torch: a ModuleList holds any modules
-        return Cache(blocks, self.config.pattern, batch, max_len)
+        return Cache(blocks, batch, max_len)
 
     def generate(
         self,
@@ -172,68 +166,62 @@ class LanguageModel(nn.Module):
         stop: int | Sequence[int] | None = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The prompt [B, T] and up to ``max_new_tokens`` more, as one tensor of tokens (torch.long).
+        """The prompt [B, T] followed by up to ``max_new_tokens`` new tokens, as one tensor (torch.long).
 
-        temperature: 1 draws from the distribution that was trained, 0.0 takes the likeliest token.
-        top_k: draw from the k likeliest tokens only; None: from all.
-        top_p: draw from the fewest likeliest tokens whose probabilities reach p; None: from all.
-        use_cache: keep keys, values and states, so that a new token costs one token. False reads everything again: a check.
-        stop: tokens that end a row, which then repeats them; when every row has ended, so does generation. None: none do.
-        generator: where the draws come from; None: torch's own.
+        temperature: 1 samples from the trained distribution, 0 takes the most likely token.
+        top_k: sample only from the k most likely tokens; None: from all.
+        top_p: sample only from the smallest set of most likely tokens with total probability >= p; None: from all.
+        use_cache: keep keys, values and states, so that each step reads one token. False reads everything again, as a check.
+        stop: tokens that end a row, which then repeats its stop token; generation ends when all rows have. None: no such token.
+        generator: the random generator; None: torch's default.
         """
         new = list(self.stream(tokens, max_new_tokens, temperature, top_k, top_p, use_cache, stop, generator))
         return torch.cat([tokens.long(), *(t[:, None] for t in new)], 1)
 
     def stream(self, tokens: Tensor, max_new_tokens: int, *args: Any, **options: Any) -> Iterator[Tensor]:
-        """As ``generate``, but yields the new tokens [B] one step at a time, as they are drawn."""
+        """Like ``generate``, but yields the new tokens [B] one step at a time."""
         return generation.stream(self, tokens, max_new_tokens, *args, **options)
 
     # ---- checks ----------------------------------------------------------------------------------------------------
     def _check(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> None:
         check_tokens(tokens, self.config.vocab_size)
-        if cache is not None and getattr(cache, "pattern", None) != self.config.pattern:
-            got = f"one for the pattern {cache.pattern!r}" if isinstance(cache, Cache) else repr(cache)
-            raise ValueError(f"cache is what new_cache of a model with the pattern {self.config.pattern!r} made; got {got}.")
         total = tokens.shape[1] + (cache.length if cache is not None else 0)
         if self.config.max_seq_len is not None and total > self.config.max_seq_len:
-            raise ValueError(f"The sequence has {total} tokens, more than max_seq_len = {self.config.max_seq_len}.")
+            raise ValueError(f"A sequence may have at most max_seq_len = {self.config.max_seq_len} tokens; got {total}.")
         if documents is not None:
             self._check_documents(documents, tokens)
         if cache is not None:
             if documents is not None:
-                raise ValueError("documents and cache exclude each other: a cache holds one document a row.")
+                raise ValueError("documents and cache cannot be combined: a cache holds one document per row. Pass only one.")
             if tokens.shape[0] != cache.batch:
                 raise ValueError(f"The cache was made for a batch of {cache.batch}; got {tokens.shape[0]} rows of tokens.")
             if total > cache.max_len:
-                raise ValueError(f"{total} tokens do not fit the cache of {cache.max_len}: make it with max_len >= {total}.")
+                raise ValueError(f"{total} tokens do not fit a cache of {cache.max_len}: create it with max_len >= {total}.")
 
     @staticmethod
     def _check_documents(documents: Tensor, tokens: Tensor) -> None:
         check_integers("documents", documents)
         if documents.shape != tokens.shape:
             raise ValueError(f"documents must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(documents.shape)}.")
-        if readable(documents):  # attention looks at every equal number, a state is forgotten where the number changes
+        if readable(documents):  # attention compares ids, Mamba-2 resets where they change: they agree only if ids never fall
             ids = documents.long()
             if len(falls := (ids[:, 1:] < ids[:, :-1]).nonzero()):
                 row, t = falls[0].tolist()
                 raise ValueError(
                     f"documents must not decrease along time; got {ids[row, t : t + 2].tolist()} at position {t} of row {row}. "
-                    "Number the documents of a row 0, 1, 2, ... as they come."
+                    "Number the documents of each row 0, 1, 2, ... in order."
                 )
 
     @torch.no_grad()
     def check(self, tolerance: float = 1e-5) -> None:
-        """Raise ValueError if an invariant of the sphere is broken, naming the place.
+        """Raise a ValueError that names the place if an invariant of the sphere is broken.
 
-        nGPT: every unit row has norm 1, and on a probe of a few tokens h has norm 1 after the embedding and after every block.
-        Both models: parameters, routers' biases and logits are finite. ``tolerance`` is widened to what half precisions can
-        hold.
+        nGPT: every unit row has norm 1, and on a probe of a few tokens h has norm 1 after every block. Both models: parameters,
+        routers' biases and logits are finite. For half precisions, ``tolerance`` is raised to what they can represent.
         """
-        if not is_within(tolerance, 0):
-            raise ValueError(f"tolerance is how far a norm may be from 1, a number >= 0; got {tolerance!r}.")
         for name, x in self.state_dict().items():
             if x.is_meta:
-                raise ValueError(f"{name} is on the meta device and has no values: call to_empty(device=...), init_weights().")
+                raise ValueError(f"{name} is on the meta device and has no values. Call to_empty(device=...), init_weights().")
             if not bool(torch.isfinite(x).all()):
                 raise ValueError(f"{name} has entries that are not finite.")
         for name, dim in unit_axes(self).items():
@@ -261,7 +249,7 @@ class LanguageModel(nn.Module):
 
 
 def unwrap(model: nn.Module, what: str) -> LanguageModel:
-    """The LanguageModel that this is or that a wrapper (compile, DDP) holds; ``what`` asks for one, in the error's words."""
+    """The LanguageModel itself, or the one inside a wrapper (compile, DDP); ``what`` names the caller in the error message."""
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, LanguageModel):
             return module

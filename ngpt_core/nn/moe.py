@@ -2,22 +2,22 @@
 
     x = s_moe * h                                        section 3.2: one scale for the block's input
     s = sigmoid(W_r x)            in float32             scores of the E experts; unit rows W_r, so logits are s_moe * cosine
-    chosen = top-k of s + b                              the bias b decides who is chosen and nothing else
+    chosen = top-k of s + b                              the bias b affects only the choice
     weight_i = routed_scaling * s_i / sum_chosen s       from the scores without bias
     f(h) = sum_chosen weight_i * expert_i(x) + shared(x)
 
-Balance is kept twice. The bias of each expert moves by ``router_bias_rate`` towards equal load after a step
-(``Router.update``), outside of any gradient. And a small loss looks at each sequence on its own, as in DeepSeek-V3:
+Two mechanisms balance the load. After each step, the bias of each expert moves by ``router_bias_rate`` toward equal load
+(``Router.update``), without gradients. And a small loss looks at each sequence separately, as in DeepSeek-V3:
 
     balance = mean over sequences of sum_i f_i P_i,   f_i = E/(k T) * (tokens of the sequence sent to i),
                                                       P_i = mean over its T tokens of s_i / sum_j s_j
 
-It is 1 at perfect balance. Gradients flow through P alone. No token is dropped and none depends on another: tokens are sorted
-by expert, each expert is one matrix multiplication, and a batch gives what its rows give alone.
+It is 1 at perfect balance. Gradients flow only through P. No token is dropped, and no token depends on another: tokens are
+sorted by expert, each expert is one matrix multiplication, and the rows of a batch do not affect each other.
 
-Squared-ReLU experts are positively homogeneous and the block's output is normalized, so in nGPT s_moe is felt by the router.
+Squared-ReLU experts are positively homogeneous and the block's output is normalized, so in nGPT s_moe affects only the router.
 
-Shapes: B batch, T time, d d_model, E experts, k chosen of them, N = B T k rows after dispatch.
+Shapes: B batch, T time, d d_model, E experts, k chosen experts per token, N = B T k rows after dispatch.
 """
 
 import torch
@@ -34,22 +34,22 @@ from .unit import init_rows_, rows
 
 __all__ = ["Experts", "MoE", "Router", "balance_loss"]
 
-TINY = 1e-18  # the least sum of scores that is divided by: all may underflow to 0. 1 / TINY^2, in its gradient, is a float32
+TINY = 1e-18  # lower bound of sums of scores, which can underflow to 0. Its gradient contains 1 / TINY^2, which fits float32
 
 
 def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
-    """The sequence-wise balance loss (see above).
+    """The sequence-wise balance loss (see the module's docstring).
 
     scores: [B, T, E]; load: [B, E], how often each expert was chosen.
     """
     T, E = scores.shape[1:]
     f = load * (E / (top_k * T))
     P = (scores / scores.sum(-1, keepdim=True).clamp_min(TINY)).mean(1)
-    return (f * P).sum(-1).mean() if len(scores) else scores.sum()  # no sequence, nothing to balance
+    return (f * P).sum(-1).mean() if len(scores) else scores.sum()  # 0 for an empty batch
 
 
 class Router(nn.Module):
-    """weight [E, d]; bias [E], a buffer that only ``update`` moves."""
+    """weight [E, d]; bias [E], a buffer that only ``update`` changes."""
 
     bias: Tensor
 
@@ -73,7 +73,7 @@ class Router(nn.Module):
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         with full_precision(x):
             scores = F.linear(x.to(wide), self.weight.to(wide)).sigmoid()
-        biased = scores.detach() + self.bias  # the bias is for the selection alone
+        biased = scores.detach() + self.bias  # the bias is only for the selection
         chosen = biased.topk(self.config.top_k, -1, sorted=False).indices
         weights = scores.gather(-1, chosen)
         total = weights.sum(-1, keepdim=True).clamp_min(TINY)
@@ -81,24 +81,17 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update(self, load: Tensor) -> None:
-        """Move the bias of each expert by the rate.
-
-        Up if its load [E] was below the mean, down if above, else not at all.
+        """Move each expert's bias by the rate: up if its load [E] is below the mean,
+        down if above.
         """
-        shape = tuple(load.shape) if isinstance(load, Tensor) else None
-        if shape != tuple(self.bias.shape):
-            raise ValueError(
-                f"A load is a tensor with a count for each of the {len(self.bias)} experts; "
-                f"got {f'the shape {shape}' if shape is not None else repr(load)}."
-            )
         load = load.to(self.bias.device, torch.float64)
         direction = torch.sign(load.mean() - load).to(self.bias.dtype)
         self.bias.add_(direction, alpha=self.config.router_bias_rate)
 
 
 class Experts(nn.Module):
-    """up and down [E, ff, d]; s_u [ff] (or [E, ff]) in nGPT. Complete in itself: it may be wrapped for expert parallelism,
-    with tokens exchanged before and after, and nothing else has to know."""
+    """up and down [E, ff, d]; s_u [ff] (or [E, ff]) in nGPT. Self-contained, so that expert parallelism can wrap it and
+    exchange tokens before and after without changes elsewhere."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -114,10 +107,10 @@ class Experts(nn.Module):
         init_rows_(self.down, self.config, output=True)
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x [N, d], sorted by expert, counts [E] long: the first counts[0] rows are of expert 0, and so on. -> [N, d]."""
+        """x [N, d], sorted by expert; counts [E] long: the first counts[0] rows belong to expert 0, and so on. -> [N, d]."""
         ends = counts.cumsum(0).to(torch.int32)
         s_u = None if self.s_u is None else self.s_u()
-        if s_u is not None and s_u.ndim == 2:  # a row of s_u for each token: that of its expert
+        if s_u is not None and s_u.ndim == 2:  # for each token the row of its expert
             s_u = s_u.repeat_interleave(counts, 0, output_size=len(x))
         u = expert_mm(*autocast(x, self.up), ends, True)
         u = relu2(u if s_u is None else u * s_u)  # eq. mlpscaling1
@@ -137,7 +130,7 @@ class MoE(nn.Module):
         self.shared = MLP(config, config.shared_ff, "relu2") if config.shared_ff else None
 
     def forward(self, h: Tensor, documents: Tensor | None = None, cache: object = None) -> tuple[Tensor, Aux]:
-        """Tokens do not meet here: documents and cache change nothing."""
+        """Each token is processed separately, so documents and cache are not used."""
         x = h if self.s_moe is None else h * self.s_moe()  # sec. 3.2
         scores, chosen, weights = self.router(x)
         load = torch.zeros_like(scores[:, 0]).scatter_add_(1, chosen.flatten(1), torch.ones_like(weights).flatten(1))
@@ -148,7 +141,7 @@ class MoE(nn.Module):
         return y, Aux(balance_loss(scores, load, self.top_k), total)
 
     def route(self, x: Tensor, chosen: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-        """Send x [n, d] to its chosen experts [n, k], and sum what comes back with the weights [n, k]."""
+        """Send x [n, d] to its chosen experts [n, k] and sum their outputs with the weights [n, k]."""
         order, place = sort_by_expert(chosen)
         y = self.experts(dispatch(x, order, place, self.top_k), counts)
         return combine(y * weights.flatten()[order, None].to(y.dtype), order, place, self.top_k)

@@ -1,8 +1,8 @@
-"""Where must autocast not round, and where can it not see what it should?
+"""Where must autocast not round, and where does it need help?
 
-It must not where a number decides or is remembered: a router's scores (which expert?) and the state of a scan. There the code
-says in which precision it computes, and switches autocast off around it. And it does not look into operators of our own
-(experts, cross-entropy): what they multiply is cast first, as ``F.linear`` would have it.
+It must not round a router's scores, which choose experts, nor the state of a scan, which accumulates. There the code chooses
+the precision and disables autocast. And autocast does not see into our custom operators (experts, cross-entropy), so their
+inputs are cast first, as autocast does for ``F.linear``.
 """
 
 import torch
@@ -12,7 +12,7 @@ __all__ = ["autocast", "full_precision"]
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors as autocast hands them to ``F.linear``; float64 stays, and outside of autocast they are what they were."""
+    """The tensors as autocast would pass them to ``F.linear``. float64 is kept; without autocast they are unchanged."""
     kind = "cpu" if tensors[0].is_meta else tensors[0].device.type
     if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
         return tensors
@@ -20,5 +20,5 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """A context in which autocast leaves the operations on the device of x alone; outside of autocast it does nothing."""
+    """A context that disables autocast on the device of x; without autocast it does nothing."""
     return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)

@@ -1,8 +1,8 @@
 """How does a block move the hidden state?
 
-nGPT takes a learned step on the sphere towards the block's suggestion (eqs. ATTNnew2 and MLPnew2); GPT adds the block's
-output to a stream whose norm nothing bounds, and normalizes what the block reads. This file is where the two differ: the
-blocks themselves are the same modules.
+nGPT takes a learned step on the sphere toward the block's suggestion (eqs. ATTNnew2 and MLPnew2). GPT normalizes the block's
+input and adds its output to a residual stream of unbounded norm. The two models differ in this file; the blocks themselves are
+the same modules.
 
     nGPT   h <- Norm(h + alpha * (Norm(f(h)) - h))          GPT   h <- h + f(RMSNorm(h))
 
@@ -23,13 +23,13 @@ __all__ = ["Aux", "Residual"]
 
 
 class Aux(NamedTuple):
-    """What a router says about a forward pass. It leaves a block as an output and is kept nowhere on the way, so that a
-    block that is run twice (activation checkpointing) is still counted once."""
+    """What a router reports about a forward pass. It is an output of the block and is not stored on it, so a block that runs
+    twice (activation checkpointing) still counts once."""
 
     balance: Tensor
-    """The balance loss of the layer, a scalar that gradients flow through."""
+    """The balance loss of the layer, a scalar with gradients."""
     load: Tensor
-    """[E] float: how many tokens each expert was given."""
+    """[E] float: how many tokens each expert received."""
 
 
 class Residual(nn.Module):
@@ -53,7 +53,7 @@ class Residual(nn.Module):
         documents: Tensor | None = None,
         cache: object = None,
     ) -> tuple[Tensor, Aux | None]:
-        """One step: the state after the block, and what its router says."""
+        """One step: the state after the block, and its router's Aux, if any."""
         x = h
         if self.alpha is None:
             x = F.rms_norm(h, (self.d_model,), self.norm_weight, self.eps)
@@ -65,6 +65,6 @@ class Residual(nn.Module):
         return sphere.step(h, sphere.unit(out), alpha), aux  # eqs. ATTNnew2, MLPnew2
 
     def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> object:
-        """The state that the block keeps between tokens, or None if it keeps none (MLP, MoE)."""
+        """The state that the block keeps between tokens; None for MLP and MoE."""
         make = getattr(self.mixer, "new_cache", None)
         return make(batch, max_len, device, dtype) if make else None

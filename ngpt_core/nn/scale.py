@@ -1,6 +1,6 @@
-"""How does a trained scale learn faster or slower than the rest without a learning rate of its own?
+"""How can a trained scale learn faster or slower than the rest without a separate learning rate?
 
-By its units (section 3.1): a scale s_a is stored in units of s_scale and used in units of s_init,
+Through its units (section 3.1): a scale s_a is stored in units of s_scale and used in units of s_init,
 
     s_eff = s_a * s_init / s_scale,      s_a starts at s_scale, so s_eff starts at s_init,
 
@@ -15,11 +15,11 @@ __all__ = ["Scale"]
 
 
 class Scale(nn.Module):
-    """A trainable scaling vector (s_qk, s_u, s_z, s_mamba, s_moe) or eigen learning rate (alpha). Calling it gives its value.
+    """A trainable scaling vector (s_qk, s_u, s_z, s_mamba, s_moe) or eigen learning rate (alpha). Calling it returns its value.
 
-    shape: the parameter's shape. A scalar has (1,), since fully sharded training has no parameters without dimensions.
-    init: s_init, the value at the start.
-    scale: s_scale, the unit in which it is stored: a step of lr changes the value by lr * init / scale (section 3.1).
+    shape: the parameter's shape; (1,) for a scalar, since fully sharded training does not support 0-dimensional parameters.
+    init: s_init, the initial value.
+    scale: s_scale, the unit of storage: a step of lr changes the value by lr * init / scale (section 3.1).
 
     >>> s = Scale(2, init=0.25, scale=0.5)
     >>> s.weight.tolist(), s().tolist()
@@ -37,7 +37,7 @@ class Scale(nn.Module):
             self.weight.fill_(self.scale)
 
     def forward(self) -> Tensor:
-        """s_eff, the value that the forward pass uses."""
+        """s_eff, the value used in the forward pass."""
         if self.init == self.scale:
             return self.weight
         return self.weight * (self.init / self.scale)  # sec. 3.1, s_eff

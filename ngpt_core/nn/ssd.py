@@ -1,11 +1,11 @@
-"""How does a state-space layer read a whole sequence without walking through it token by token?
+"""How does a state-space layer read a whole sequence without going through it token by token?
 
-The Mamba-2 recurrence (section 3.2 builds on it) is linear in its state, so a stretch of Q tokens can be computed like masked
-attention, and only the states at the borders of such chunks need a sequential pass. The same function stands here twice:
+The Mamba-2 recurrence (section 3.2 builds on it) is linear in its state, so a chunk of Q tokens can be computed like masked
+attention, and only the states at the chunk boundaries need a sequential pass. This file has the same function twice:
 
-    ssd_recurrent   the recurrence, literal: what the layer means
-    ssd_chunked     the chunked form, batched matrix products: what runs fast, in plain torch
-    ssd             what the model calls: mamba-ssm's kernels on CUDA, else ssd_chunked
+    ssd_recurrent   the recurrence itself, the definition of the layer
+    ssd_chunked     the fast form in plain torch: chunks, batched matrix products
+    ssd             what the model calls: mamba-ssm's kernels on CUDA, otherwise ssd_chunked
 
 For each head, with the state S [P, N] and a_t = exp(dt_t A) in (0, 1):
 
@@ -13,14 +13,14 @@ For each head, with the state S [P, N] and a_t = exp(dt_t A) in (0, 1):
 
 Symbols (Mamba-2's letters):
     b batch    T tokens    H heads      P channels of a head     N state of a channel     G groups of heads that share B, C
-    r = H / G heads of a group          Q chunk length           c chunks                 q, s positions in a chunk (s <= q)
+    r = H / G heads per group           Q chunk length           c chunks                 q, s positions in a chunk (s <= q)
     x  [b, T, H, P] input               dt [b, T, H] > 0 step    A [H] < 0 decay          D [H] skip
     B  [b, T, G, N] into the state      C  [b, T, G, N] out of it
     documents [b, T]: ids of packed documents; no state passes from one to the next. An initial state belongs to the first.
 
-States are computed in float32 (float64 stays float64), under autocast too. Every decay is exp of a difference of cumulative
-sums that is bounded by 0 *before* exp (a decay is at most 1, since dt > 0 and A < 0): what lies above the diagonal would
-overflow, and 0 * inf in the backward pass is NaN.
+States are computed in float32 (float64 stays float64), even under autocast. Every decay is exp of a difference of cumulative
+sums, clamped to at most 0 *before* exp (a decay is at most 1, since dt > 0 and A < 0). Otherwise the entries above the diagonal
+would overflow, and 0 * inf in the backward pass is NaN.
 """
 
 import importlib.util
@@ -33,14 +33,13 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from ..checks import is_integer
 from .precision import full_precision
 
 __all__ = ["kernel_missing", "segments", "ssd", "ssd_chunked", "ssd_kernels", "ssd_recurrent"]
 
 
 def segments(documents: Tensor) -> Tensor:
-    """Documents [b, T] numbered 0, 1, 2, ... along each row: a segment ends where the id changes."""
+    """Documents [b, T] renumbered 0, 1, 2, ... along each row: a segment ends where the id changes."""
     change = (documents[:, 1:] != documents[:, :-1]).cumsum(1, dtype=torch.int32)
     return F.pad(change, (1, 0))
 
@@ -49,17 +48,13 @@ def _check(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial_state: Tensor | None,
     documents: Tensor | None,
 ) -> None:  # fmt: skip
-    """The rules of the shapes, so that a slip is named here and not inside a matrix product."""
-    if x.ndim != 4 or B.ndim != 4:
-        raise ValueError(f"x must be [b, T, H, P] and B [b, T, G, N]; got x {tuple(x.shape)} and B {tuple(B.shape)}.")
+    """Check the shapes, so that a mistake is reported here and not inside a matrix product."""
     (b, T, H, P), (G, N) = x.shape, B.shape[2:]
-    if T < 1 or G < 1 or H % G:
-        raise ValueError(f"A scan needs T >= 1 tokens, and heads H that are a multiple of the groups G; got {T=}, {H=}, {G=}.")
     wanted: dict[str, tuple] = {"dt": (dt, (b, T, H)), "A": (A, (H,)), "B": (B, (b, T, G, N)), "C": (C, (b, T, G, N))}
     wanted |= {"D": (D, (H,)), "initial_state": (initial_state, (b, H, P, N)), "documents": (documents, (b, T))}
     for name, (value, shape) in wanted.items():
         if value is not None and tuple(value.shape) != shape:
-            raise ValueError(f"{name} must have shape {shape} beside x {tuple(x.shape)}; got {tuple(value.shape)}.")
+            raise ValueError(f"{name} must have shape {shape} for x of shape {tuple(x.shape)}; got {tuple(value.shape)}.")
 
 
 def ssd_recurrent(
@@ -72,21 +67,21 @@ def ssd_recurrent(
     initial_state: Tensor | None = None,
     documents: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence, one token after another: (y [b, T, H, P], final state [b, H, P, N]).
+    """The recurrence, token by token: (y [b, T, H, P], final state [b, H, P, N]).
 
     x: [b, T, H, P] input, H heads of P channels.
     dt: [b, T, H] > 0, the length of each step.
-    A: [H] < 0, the rate of forgetting: a token lets the state fade by exp(dt A).
+    A: [H] < 0, the decay rate: each token multiplies the state by exp(dt A).
     B, C: [b, T, G, N], into the state of N columns and out of it, shared by the H / G heads
         of a group.
     D: [H], the skip connection, or None.
     initial_state: [b, H, P, N], or None for zeros; it belongs to the first document.
-    documents: [b, T] ids of packed documents, or None; no state passes from one to another.
+    documents: [b, T] ids of packed documents, or None; no state passes from one to the next.
     """
     _check(x, dt, A, B, C, D, initial_state, documents)
     wide, r = torch.promote_types(x.dtype, torch.float32), x.shape[2] // B.shape[2]
     xs, dt, A = x.to(wide), dt.to(wide), A.to(wide)
-    # each head its group's
+    # each head uses its group's B and C
     B, C = (part.to(wide).repeat_interleave(r, dim=2) for part in (B, C))
     if initial_state is None:
         S = xs.new_zeros(*xs[:, 0].shape, B.shape[-1])
@@ -115,15 +110,13 @@ def ssd_chunked(
     documents: Tensor | None = None,
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
-    """The same function by chunks of Q = ``chunk`` tokens: matrix products inside a chunk, a short recurrence between them.
+    """The same function in chunks of Q = ``chunk`` tokens: matrix products inside a chunk, a short recurrence between chunks.
 
-    Arguments and results are those of ``ssd_recurrent``; ``chunk`` changes the speed alone.
+    Arguments and results are those of ``ssd_recurrent``; ``chunk`` changes only the speed.
     """
     _check(x, dt, A, B, C, D, initial_state, documents)
-    if not is_integer(chunk) or chunk < 1:
-        raise ValueError(f"chunk must be a number of tokens, an integer, at least 1; got {chunk!r}.")
     with full_precision(x):
-        return _chunked(x, dt, A, B, C, D, initial_state, documents, int(chunk))
+        return _chunked(x, dt, A, B, C, D, initial_state, documents, chunk)
 
 
 def _chunked(
@@ -137,7 +130,7 @@ def _chunked(
     documents: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    T = len(range(x.shape[1]))  # a plain number: torch.compile then makes a graph per length, and no symbolic one in minutes
+    T = len(range(x.shape[1]))  # a plain int: torch.compile makes one graph per length; a symbolic one would take minutes
     dtype, G = x.dtype, B.shape[2]
     wide, Q, r = torch.promote_types(dtype, torch.float32), min(chunk, T), x.shape[2] // G
     x, dt, A, B, C = (part.to(wide) for part in (x, dt, A, B, C))
@@ -147,7 +140,7 @@ def _chunked(
         x, dt, B, C = (F.pad(part, (0, 0) * (part.ndim - 2) + (0, pad)) for part in (x, dt, B, C))
         segment = None if segment is None else torch.cat([segment, segment[:, -1:].expand(-1, pad)], 1)
 
-    # The heads of a group share B and C, which are never repeated: a group's heads lie side by side as columns (r P).
+    # The heads of a group share B and C, which are never repeated: a group's heads are stored side by side as columns (r P).
     xs = rearrange(x, "b (c q) (g r) p -> b c g q r p", q=Q, g=G)
     ds = rearrange(dt, "b (c q) (g r) -> b c g q r", q=Q, g=G)
     B, C = (rearrange(part, "b (c q) g n -> b c g q n", q=Q) for part in (B, C))
@@ -155,8 +148,8 @@ def _chunked(
     log_a = each.cumsum(-1)  # log(a_1 ... a_q), from the start of the chunk
     to_end = F.pad(each[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1))  # log(a_{q+1} ... a_Q)
 
-    # 1. Inside a chunk: attention with the decays L_qs = a_{s+1} ... a_q for s < q, and each token's own term. That one has
-    #    no decay: with it in L, gradients of decays would be sums in which the largest terms cancel, up to their rounding.
+    # 1. Inside a chunk: attention with the decays L_qs = a_{s+1} ... a_q for s < q, and each token's own term. That term has no
+    #    decay: if it were part of L, the largest terms in the gradients of the decays would cancel and leave rounding errors.
     u = xs * ds[..., None]
     own = (C * B).sum(-1)[..., None, None] * u
     CB = (C @ B.mT).tril(-1)  # b c g q s
@@ -188,7 +181,7 @@ def _chunked(
         S = a_c * S + added_c
     states = rearrange(torch.stack(at_start, 1), "b c g n r p -> b c g n (r p)")
 
-    # 4. What the state at a chunk's start gives to its tokens.
+    # 4. What the state at the start of a chunk contributes to its tokens.
     y = y + rearrange(C @ states, "b c g q (r p) -> b c g q r p", r=r) * torch.exp(from_start).mT[..., None]
     y = rearrange(y, "b c g q r p -> b (c q) (g r) p")[:, :T]
     return (y if skip is None else y + skip).to(dtype), rearrange(S, "b g n r p -> b (g r) p n")
@@ -196,14 +189,15 @@ def _chunked(
 
 @cache
 def kernel_missing(package: str) -> bool:
-    """Whether a package of CUDA kernels is absent; says so once, for plain torch on a GPU is several times slower."""
+    """Whether a package of CUDA kernels is missing. Warns once: plain torch on a GPU is several times slower."""
     missing = importlib.util.find_spec(package) is None
     if missing:
-        warnings.warn(f'{package} is absent: plain torch runs instead. Install it: pip install "ngpt-core[gpu]"', stacklevel=3)
+        how = f'{package} is not installed, so slower plain torch code runs instead. Install it: pip install "ngpt-core[gpu]"'
+        warnings.warn(how, stacklevel=3)
     return missing
 
 
-# mamba-ssm's kernels as operators of their own, so that torch.compile takes the scan as one node and never looks inside.
+# mamba-ssm's kernels as custom operators, so that torch.compile treats the scan as one node.
 _ARGUMENTS = "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? initial_state, Tensor? seq_idx, int chunk"
 
 
@@ -225,7 +219,7 @@ def _scan_backward(
     dy: Tensor, dS: Tensor, y: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
     initial_state: Tensor | None, seq_idx: Tensor | None, chunk: int,
 ) -> list[Tensor]:  # fmt: skip
-    """The gradients of those of x, dt, A, B, C, D, initial_state that are there."""
+    """The gradients of those among x, dt, A, B, C, D, initial_state that are not None."""
     from mamba_ssm.ops.triton.ssd_combined import _mamba_chunk_scan_combined_bwd as backward
 
     options = {"D": D, "initial_states": initial_state, "seq_idx": seq_idx, "dfinal_states": dS}
@@ -270,7 +264,7 @@ def ssd_kernels(
     documents: Tensor | None = None,
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
-    """The same function by mamba-ssm's kernels (CUDA). Its sequence 0 is the one that the initial state belongs to."""
+    """The same function by mamba-ssm's kernels (CUDA). There, the initial state belongs to sequence 0."""
     return _scan(x, dt, A, B, C, D, initial_state, None if documents is None else segments(documents), chunk)
 
 
@@ -285,8 +279,8 @@ def ssd(
     documents: Tensor | None = None,
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
-    """The scan by the quickest way there is for these tensors: (y [b, T, H, P], final state [b, H, P, N])."""
-    if x.shape[1] == 1:  # one token: the recurrence is the quickest
+    """The scan by the fastest form for these tensors: (y [b, T, H, P], final state [b, H, P, N])."""
+    if x.shape[1] == 1:  # one token: the recurrence is fastest
         return ssd_recurrent(x, dt, A, B, C, D, initial_state, documents)
     form = ssd_kernels if x.is_cuda and not kernel_missing("mamba_ssm") else ssd_chunked
     return form(x, dt, A, B, C, D, initial_state, documents, chunk)

@@ -1,13 +1,13 @@
-"""Which parameter is trained how? The paper's recipe, from a table to an optimizer.
+"""How is each parameter trained? The paper's recipe, from a table to an optimizer.
 
-The summary's items 1-11 (section 3.3) and the experimental setup (section 4.1) say for every parameter whether its rows are
-points on the sphere, its peak learning rate, its warmup, its gate, its cap and its noise.
+Items 1-11 of the summary (section 3.3) and the experimental setup (section 4.1) specify for every parameter whether its rows
+are points on the sphere, and its peak learning rate, warmup, gate, cap and noise.
 
     optimizer, schedule = recipe.build(model, total_steps)        # GatedAdamW + log decay, or AdamW + WSD for the baseline
     print(recipe.format_table(recipe.table(model)))
 
-    numbers.py   the table, and the numbers: the paper's          assemble.py   from a model to groups, optimizer and schedule
-    scaled.py    the numbers of a small run
+    numbers.py   the table and the paper's numbers                assemble.py   from a model to groups, optimizer and schedule
+    scaled.py    the numbers for a small run
 
 Symbols: d d_model; C the constant of the global peak learning rate C / sqrt(d); q, k, v, o projections as in section 3.
 """

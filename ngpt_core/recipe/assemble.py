@@ -1,6 +1,7 @@
 """How does a model become parameter groups, an optimizer and a schedule?
 
-Here the forward pass and the update meet; neither knows the other. Parameters that are trained alike share a group.
+This is where the forward pass and the update meet; neither depends on the other. Parameters that are trained alike share a
+group.
 """
 
 import math
@@ -27,10 +28,10 @@ __all__ = ["Row", "build", "format_table", "numbers_for", "param_groups", "table
 def numbers_for(
     model: nn.Module | ModelConfig, base: Settings | Baseline | None = None, **overrides: Any
 ) -> Settings | Baseline:
-    """The numbers for this model or its config, ``base`` with ``overrides``; all three as in ``build``."""
+    """The numbers for this model or its config: ``base`` with ``overrides``, as in ``build``."""
     kind = Settings if config_of(model).normalized else Baseline
     if base is not None and not isinstance(base, kind):
-        raise ValueError(f"recipe: nGPT takes Settings, GPT takes Baseline; this model wants {kind.__name__}, got {base!r}.")
+        raise ValueError(f"recipe: nGPT takes Settings, GPT takes Baseline; this model needs {kind.__name__}, got {base!r}.")
     numbers = base or kind()
     known = [f.name for f in fields(numbers)]
     if unknown := sorted(overrides.keys() - set(known)):
@@ -41,33 +42,33 @@ def numbers_for(
 
 # ---- from a model to groups ------------------------------------------------------------------------------------------
 def config_of(model: nn.Module | ModelConfig) -> ModelConfig:
-    """A model's config; a config is its own."""
+    """The config of a model; a config is returned unchanged."""
     return model if isinstance(model, ModelConfig) else _config(model)
 
 
 def _config(model: nn.Module) -> ModelConfig:
     if not isinstance(model, nn.Module):
-        raise ValueError(f"recipe: takes a model, such as LanguageModel(config); got {model!r}.")
-    for module in model.modules():  # the model itself, or what a wrapper (compile, DDP) holds
+        raise ValueError(f"recipe: expected a model, such as LanguageModel(config); got {model!r}.")
+    for module in model.modules():  # the model itself, or the model inside a wrapper (compile, DDP)
         if isinstance(config := getattr(module, "config", None), ModelConfig):
             return config
-    raise ValueError(f"recipe: {type(model).__name__} has no ModelConfig as .config, which says d_model, C and normalized.")
+    raise ValueError(f"recipe: {type(model).__name__} needs a ModelConfig as .config, for d_model, C and normalized.")
 
 
 def check_steps(total_steps: object) -> None:
-    """ValueError for what is not a number of steps."""
+    """ValueError unless total_steps is a number of steps."""
     if not is_count(total_steps, 1):
-        raise ValueError(f"recipe: total_steps counts optimizer steps, an integer, at least 1; got {total_steps!r}.")
+        raise ValueError(f"recipe: total_steps must be a number of optimizer steps >= 1; got {total_steps!r}.")
 
 
 def _lines(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
-    """(name, parameter, key of its line) for every parameter of every module; a ValueError if there is no line for it."""
+    """(name, parameter, key of its line) for every parameter of every module; a ValueError if a line is missing."""
     modules = list(model.named_modules())
     shared = {id(mlp) for _, moe in modules if isinstance(moe, MoE) for mlp in moe.modules() if isinstance(mlp, MLP)}
     owner = {id(s): (m, name) for _, m in modules for name, s in m.named_children() if isinstance(s, Scale)}
     for prefix, module in modules:
         holder, attribute = owner.get(id(module), (module, None))
-        # a sharded module's class is made on the fly and inherits from ours: the first base that has a line counts
+        # the class of a sharded module is generated and inherits from ours: use the first base class with a line
         classes = ["Shared"] if id(holder) in shared else [c.__name__ for c in type(holder).__mro__]
         for own, p in module.named_parameters(recurse=False):
             name = f"{prefix}.{own}" if prefix else own
@@ -81,11 +82,11 @@ def _lines(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
 def param_groups(
     model: nn.Module, total_steps: int | None = None, base: Settings | Baseline | None = None, **overrides: Any
 ) -> list[dict[str, Any]]:
-    """Groups for GatedAdamW (nGPT) or torch's AdamW (GPT), each complete: parameters with names, peak lr, warmup and all else.
+    """Complete groups for GatedAdamW (nGPT) or torch's AdamW (GPT): parameters with names, peak lr, warmup and everything else.
 
-    Parameters that are trained alike share a group; ``group["label"]`` says which lines of ``TABLE`` it holds. Every
-    parameter of the model is in exactly one. The arguments are those of ``build``; ``total_steps`` matters only for GPT's
-    warmup, and may be left out (see ``Baseline.tokens_per_step``).
+    Parameters that are trained alike share a group; ``group["label"]`` lists its lines of ``TABLE``. Every parameter of the
+    model is in exactly one group. The arguments are those of ``build``; ``total_steps`` matters only for GPT's warmup and is
+    optional (see ``Baseline.tokens_per_step``).
     """
     if total_steps is not None:
         check_steps(total_steps)
@@ -96,7 +97,7 @@ def param_groups(
         if config.normalized:
             values["unit_dim"] = axes.get(name)
             if TABLE[key].unit != (name in axes):
-                raise ValueError(f"recipe: TABLE says unit={TABLE[key].unit} for {key}, its module's unit_dims say otherwise.")
+                raise ValueError(f"recipe: TABLE has unit={TABLE[key].unit} for {key}, but its module's unit_dims disagree.")
         group = groups.setdefault(tuple(values.items()), {"params": [], "label": {}, **values})
         group["params"].append((name, p))
         group["label"][key] = None
@@ -112,7 +113,7 @@ def _check_partition(model: nn.Module, groups: Iterable[dict[str, Any]]) -> None
     twice = sorted({every[i] for i in held if held.count(i) > 1}) if len(held) != len(set(held)) else []
     missing = sorted(name for i, name in every.items() if i not in set(held))
     if twice or missing:
-        raise ValueError(f"recipe: every parameter belongs to one group, once; {missing=}; shared by two modules: {twice}.")
+        raise ValueError(f"recipe: every parameter must be in one group, once; {missing=}; shared by two modules: {twice}.")
 
 
 def build(
@@ -121,10 +122,10 @@ def build(
     """(optimizer, schedule) for a run of ``total_steps`` optimizer steps: call ``schedule.step()`` after ``optimizer.step()``.
 
     nGPT: GatedAdamW and logarithmic decay, with the numbers of ``Settings``. GPT: AdamW and WSD, with those of ``Baseline``.
-    nGPT's last step has the rate 0 (r = 1), so a run of one step moves nothing; GPT's last step has 1% of the peak.
+    nGPT's last step has a learning rate of 0 (r = 1), so a run of one step changes nothing; GPT's last step has 1% of the peak.
 
-    model: a module with a ``ModelConfig`` as its ``config``, which says d_model, C and normalized, or a wrapper around it
-        (compile, DDP); a ValueError where there is none. A model that is to be sharded is sharded first.
+    model: a module with a ``ModelConfig`` as its ``config`` (for d_model, C and normalized), or a wrapper around it (compile,
+        DDP); otherwise a ValueError. Shard the model first, if at all.
     total_steps: T, the number of optimizer steps.
     base: the numbers to start from, ``Settings`` for nGPT or ``Baseline`` for GPT. None: the paper's.
     overrides: numbers to change by name, e.g. ``C=0.2, cap_degrees=2.0, pmen=None``.
@@ -134,7 +135,7 @@ def build(
     return numbers.build(param_groups(model, total_steps, numbers), total_steps)
 
 
-# ---- to be read ------------------------------------------------------------------------------------------------------
+# ---- the table for people --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Row:
     """How one parameter is trained: ``row.lr`` or ``row["lr"]``."""
@@ -148,13 +149,13 @@ class Row:
     lr: float
     """The peak learning rate."""
     warmup: float
-    """The share of training over which its rate is warmed up; 0: not at all."""
+    """The share of training over which its rate is warmed up; 0: no warmup."""
     a: float
     """The gate's sharpness; 1 is Adam's, and AdamW's."""
     cap: float | None
     """The peak of its angular cap in radians, or None."""
     pmen: bool
-    """Does it receive exploration noise?"""
+    """Whether it receives exploration noise."""
     weight_decay: float
     """lambda, the weight decay: 0 in nGPT's recipe."""
 
@@ -162,17 +163,17 @@ class Row:
         return getattr(self, column)
 
     def keys(self) -> list[str]:
-        """The columns' names."""
+        """The names of the columns."""
         return list(asdict(self))
 
 
 def table(
     model: nn.Module, total_steps: int | None = None, base: Settings | Baseline | None = None, **overrides: Any
 ) -> list[Row]:
-    """One row for every parameter, in the model's order: what ``build`` would do, to be read before it is done.
+    """One row per parameter, in the model's order: what ``build`` would do, without doing it.
 
-    The arguments are those of ``build``; ``total_steps`` matters only for GPT's warmup where ``tokens_per_step`` is given, and
-    may be left out: the warmup is then the longest, ``warmup_share``.
+    The arguments are those of ``build``; ``total_steps`` matters only for GPT's warmup with ``tokens_per_step``. If it is
+    omitted, the warmup is the longest one, ``warmup_share``.
     """
     rows = {
         name: Row(
@@ -186,7 +187,7 @@ def table(
 
 
 def format_table(rows: list[Row]) -> str:
-    """The table as text. Layers that are trained alike share a line: their numbers become *, and ``x`` counts them."""
+    """The table as text. Layers that are trained alike share a line: their indices become *, and ``x`` counts them."""
     merged: dict[tuple, list[Row]] = {}
     for row in rows:
         pattern = re.sub(r"\.\d+\.", ".*.", row.name)

@@ -1,8 +1,8 @@
-"""Which parameter is trained how, and with which numbers? One table, and two lists of numbers.
+"""How is each parameter trained, and with which numbers? One table, and two lists of numbers.
 
-``TABLE`` says line by line, for every parameter, whether its rows are points on the sphere and which of the rates, warmups and
-caps are its own; it is keyed by the class and the name under which a module holds the parameter (a ``Scale`` counts as its
-owner's). ``Settings`` (nGPT) and ``Baseline`` (GPT) hold the numbers: the paper's by default.
+``TABLE`` has one line per parameter: whether its rows are points on the sphere, and which rate, warmup and cap it uses. Keys
+are the class and attribute of the module that holds the parameter (a ``Scale`` belongs to its owner). ``Settings`` (nGPT) and
+``Baseline`` (GPT) hold the numbers: the paper's by default.
 """
 
 import math
@@ -28,16 +28,16 @@ class Line:
     """One line of the table."""
 
     rate: str = "global"
-    """Which peak learning rate of ``Settings`` it has: "global", "expert", "router", "s_z", "alpha" or "s_qk"."""
+    """Its peak learning rate in ``Settings``: "global", "expert", "router", "s_z", "alpha" or "s_qk"."""
     unit: bool = False
-    """In nGPT its rows are points of the sphere (item 2): projection, a = 0.5, PMEN, Norm. Others: Adam, a = 1, no geometry."""
+    """In nGPT, its rows are on the sphere (item 2): projection, a = 0.5, PMEN, Norm. Others: Adam, a = 1, no geometry."""
     cap: bool = False
-    """The Angular Step Cap holds for it: unit vectors that are not embeddings (item 2)."""
+    """The Angular Step Cap applies to it: unit vectors that are not embeddings (item 2)."""
     warmup: bool = False
     """Its rate is warmed up over the first 10%: s_z, and Mamba's parameters except out_proj (section 4.1). The alpha around a
-    Mamba layer is not counted as Mamba's: every block has one."""
+    Mamba layer does not count as Mamba's: every block has one."""
     decays: bool = False
-    """The baseline decays it: matrices and embeddings, not norms, convolutions, A_log, D and dt_bias."""
+    """The baseline applies weight decay to it: matrices and embeddings, not norms, convolutions, A_log, D and dt_bias."""
 
 
 _ROWS = Line(unit=True, cap=True, decays=True)
@@ -49,10 +49,10 @@ TABLE: dict[str, Line] = {
     "Embedding.weight": _EMBEDDING,
     "Head.weight": _EMBEDDING,
     "Head.s_z": Line("s_z", warmup=True),
-    "LanguageModel.norm_weight": Line(),  # GPT alone
+    "LanguageModel.norm_weight": Line(),  # GPT only
     # the residual step around every block
     "Residual.alpha": Line("alpha"),
-    "Residual.norm_weight": Line(),  # GPT alone
+    "Residual.norm_weight": Line(),  # GPT only
     # attention
     "Attention.q_proj": _ROWS,
     "Attention.k_proj": _ROWS,
@@ -68,7 +68,7 @@ TABLE: dict[str, Line] = {
     "Mamba2.D": Line(warmup=True),
     "Mamba2.dt_bias": Line(warmup=True),
     "Mamba2.s_mamba": Line(warmup=True),
-    "Mamba2.norm_weight": Line(),  # GPT alone
+    "Mamba2.norm_weight": Line(),  # GPT only
     # dense MLP
     "MLP.up": _ROWS,
     "MLP.gate": _ROWS,
@@ -91,7 +91,7 @@ OPTIONAL = ("C", "lr", "cap_degrees", "clip_norm", "tokens_per_step")  # may be 
 
 
 def _check(numbers: "Settings | Baseline", *names: str) -> None:
-    """The rules of both; ``names`` are those that must be positive. betas may come as a list, as JSON has them."""
+    """The rules for both; ``names`` must be positive. betas may be a list, as in JSON."""
     for name in names:
         value, free = getattr(numbers, name), name in OPTIONAL
         if not (is_within(value, 0, open=True) or (free and value is None)):
@@ -100,11 +100,11 @@ def _check(numbers: "Settings | Baseline", *names: str) -> None:
     if not (isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_within(b, 0) and b < 1 for b in betas)):
         raise ValueError(f"recipe: betas must be two numbers in [0, 1); got {betas!r}.")
     object.__setattr__(numbers, "betas", tuple(betas))
-    for name in ("weight_decay", "eps", "eta_min"):  # the last two are the baseline's
+    for name in ("weight_decay", "eps", "eta_min"):  # only the baseline has the last two
         if not is_within(getattr(numbers, name, 0.0), 0):
             raise ValueError(f"recipe: {name} must be a number >= 0; got {getattr(numbers, name)!r}.")
     if not (is_within(numbers.warmup_share, 0) and numbers.warmup_share < 1):
-        raise ValueError(f"recipe: warmup_share is a share of training, in [0, 1); got {numbers.warmup_share!r}.")
+        raise ValueError(f"recipe: warmup_share must be a share of training in [0, 1); got {numbers.warmup_share!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,22 +114,22 @@ class Settings:
     C: float | None = None
     """The global peak learning rate is C / sqrt(d_model) (section 4.1). None: the config's, 0.24 down to 0.12 on the ladder."""
     expert_multiplier: float = 1.5
-    """What multiplies the global rate for the rows of routed and shared experts."""
+    """The factor on the global rate for the rows of routed and shared experts."""
     router_multiplier: float = 2.0
-    """What multiplies the global rate for the rows of routers."""
+    """The factor on the global rate for the rows of routers."""
     s_z_lr: float = 0.5
     """The peak learning rate of s_z (item 11)."""
     alpha_lr: float = 0.2
-    """The peak learning rate of alpha_A and alpha_M, the eigen learning rates (item 11), as they are stored: they start at 1,
-    and the forward pass multiplies them by 0.1. (With the original nGPT's init 0.05 and scale 1/sqrt(d_model), this recipe's
-    global rate 0.24/sqrt(d_model) moves alpha at 0.012. Taken as the rate of the product, 0.2 would be 17 times that; as stored
-    it moves the product at 0.02, 1.7 times.)"""
+    """The peak learning rate of the eigen learning rates alpha_A and alpha_M (item 11), as stored: they start at 1, and the
+    forward pass multiplies them by 0.1. (With the original nGPT's init 0.05 and scale 1/sqrt(d_model), this recipe's global
+    rate 0.24/sqrt(d_model) moves alpha at 0.012. If 0.2 were the rate of the product, it would be 17 times that; as the rate of
+    the stored value, it moves the product at 0.02, 1.7 times.)"""
     s_qk_lr: float = 0.2
-    """The peak learning rate of s_qk (item 11). Of s_u, s_mamba and s_moe the paper says nothing: they take the global one."""
+    """The peak learning rate of s_qk (item 11). The paper gives none for s_u, s_mamba and s_moe: they use the global rate."""
     betas: tuple[float, float] = (0.975, 0.975)
-    """beta_1 and beta_2, of the two moments (section 4.1): both remember about 40 steps."""
+    """beta_1 and beta_2 of the two moments (section 4.1): both average over about 40 steps."""
     eps_gate: float = 1e-8
-    """The gate's threshold (section 4.1): it is half open where sqrt(v_hat) is this large."""
+    """The gate's threshold (section 4.1): the gate is half open where sqrt(v_hat) equals it."""
     eps_num: float = 1e-14
     """Added to sqrt(v_hat) in the denominator (section 4.1)."""
     a: float = 0.5
@@ -147,22 +147,22 @@ class Settings:
     smgc: SMGC | None = field(default_factory=SMGC)
     """Second-Moment Growth Clipping on every coordinate, after 500 steps (item 10). Default: ``SMGC()``. None: no clipping."""
     weight_decay: float = 0.0
-    """lambda, the weight decay of matrices and embeddings, for experiments: the recipe has none (item 1)."""
+    """lambda, the weight decay of matrices and embeddings, for experiments: the recipe uses none (item 1)."""
     decay: str = "lr"
-    """How ``GatedAdamW`` multiplies a weight decay: "lr" as torch, "eta" as Algorithm 1."""
+    """What ``GatedAdamW`` multiplies the weight decay by: "lr" as in torch, "eta" as in Algorithm 1."""
     schedule: str | Callable[[float], float] = "log"
     """eta as a function of the progress r, or its name: "log", "cosine", "linear" or "wsd"."""
     rho: float = 0.05
     """rho of the logarithmic decay: the smaller, the earlier the rate falls. Other schedules do not use it."""
     warmup: str = "group"
-    """"group": decay from the first step, and the table's own warmups. "before": one for all, then decay (figure 3).
-    "all": as "group", but every rate is warmed up, as GPT's are (not published; chapter 9 tries it)."""
+    """"group": decay from the first step, with the table's warmups. "before": one warmup for all, then decay (figure 3).
+    "all": like "group", but every rate is warmed up, as in GPT (not published; chapter 9 tries it)."""
     warmup_share: float = 0.1
-    """The share of training of every warmup, the cap's too."""
+    """The length of every warmup, including the cap's, as a share of training."""
     clip_norm: float | None = None
-    """Global gradient norm clipping, for the training loop to do; not part of the recipe."""
+    """Global gradient norm clipping, done by the training loop; not part of the recipe."""
     nonfinite: str = "raise"
-    """What a gradient that is not finite does: "raise", "skip" or "off"; see ``GatedAdamW``."""
+    """What to do about a gradient that is not finite: "raise", "skip" or "off"; see ``GatedAdamW``."""
 
     def __post_init__(self) -> None:
         rates = ("C", "expert_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
@@ -174,7 +174,7 @@ class Settings:
             if not isinstance(getattr(self, name), kind | None):
                 raise ValueError(f"recipe: {name} must be {kind.__name__}(...) or None; got {getattr(self, name)!r}.")
         if self.warmup not in ("group", "before", "all"):
-            rule = "'group' (the table's own), 'before' (one for all, then decay) or 'all' (a factor on every decayed rate)"
+            rule = "'group' (the table's), 'before' (one for all, then decay) or 'all' (a factor on every decayed rate)"
             raise ValueError(f"recipe: warmup must be {rule}; got {self.warmup!r}.")
 
     def rates(self, config: ModelConfig) -> dict[str, float]:
@@ -190,7 +190,7 @@ class Settings:
         }
 
     def group(self, rule: Line, config: ModelConfig, total_steps: int | None) -> dict[str, object]:
-        """A parameter group of GatedAdamW, complete but for its parameters and their ``unit_dim``."""
+        """A parameter group of GatedAdamW, complete except for its parameters and their ``unit_dim``."""
         lr, cap = self.rates(config)[rule.rate], None
         warmup = self.warmup_share if rule.warmup or self.warmup != "group" else 0.0
         if rule.cap and self.cap_degrees is not None:
@@ -204,7 +204,7 @@ class Settings:
         }  # fmt: skip
 
     def build(self, groups: list[dict], total_steps: int) -> tuple[GatedAdamW, Schedule]:
-        """GatedAdamW over these groups, and the schedule that writes their rates and caps."""
+        """GatedAdamW over these groups, and the schedule that sets their rates and caps."""
         optimizer = GatedAdamW(groups, nonfinite=self.nonfinite)
         eta = partial(log_decay, rho=self.rho) if self.schedule == "log" else self.schedule
         warmup = "before" if self.warmup == "before" else "group"
@@ -218,34 +218,34 @@ class Baseline:
     lr: float | None = None
     """The peak learning rate. None: the config's, 2.2e-3 down to 1.2e-3 on the ladder."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """beta_1 and beta_2, of AdamW's two moments."""
+    """beta_1 and beta_2 of AdamW's two moments."""
     eps: float = 1e-8
-    """What is added to AdamW's denominator."""
+    """Added to AdamW's denominator."""
     weight_decay: float = 0.1
-    """lambda, the weight decay of matrices and embeddings; norms, convolutions, A_log, D and dt_bias have none."""
+    """lambda, the weight decay of matrices and embeddings; norms, convolutions, A_log, D and dt_bias do not decay."""
     schedule: str | Callable[[float], float] = "wsd"
     """eta as a function of the progress r, or its name: "log", "cosine", "linear" or "wsd". ``eta_min`` and ``wsd_decay`` are
-    for "wsd"; give parameters to others with functools.partial."""
+    for "wsd"; set the parameters of other schedules with functools.partial."""
     eta_min: float = 0.01
-    """The share of the peak at which WSD ends: 1%."""
+    """The final learning rate of WSD as a share of the peak: 1%."""
     wsd_decay: float = 0.2
-    """The last share of training, over which WSD falls linearly (not published; ours)."""
+    """The share of training at its end over which WSD falls linearly (not published; ours)."""
     warmup: str = "group"
     """"group": the warmup is a factor on the decayed rate. "before": it comes first, and the schedule runs over the rest."""
     warmup_tokens: float = 1e9
-    """Length of the linear warmup: 1B tokens, at most ``warmup_share`` of the run, whose tokens must be known."""
+    """Length of the linear warmup: 1B tokens, at most ``warmup_share`` of the run. Needs the run's number of tokens."""
     tokens_per_step: float | None = None
-    """Tokens of one optimizer step, which times total_steps are the run's. None: the run has the config's ``tokens``, as the
-    paper's ladder does; where that is None too, the warmup is ``warmup_share`` of the run."""
+    """Tokens per optimizer step; times total_steps, that is the run's number of tokens. None: the config's ``tokens``, as on
+    the paper's ladder. If that is None too, the warmup is ``warmup_share`` of the run."""
     warmup_share: float = 0.1
-    """The longest warmup, as a share of the run; its length where the run's tokens are not known."""
+    """The longest warmup, as a share of the run; its actual length if the run's number of tokens is unknown."""
     clip_norm: float | None = 1.0
-    """Global gradient norm clipping, for the training loop to do (not published; ours)."""
+    """Global gradient norm clipping, done by the training loop (not published; ours)."""
 
     def __post_init__(self) -> None:
         _check(self, "lr", "warmup_tokens", "tokens_per_step", "clip_norm", "wsd_decay")
         if self.eta_min > 1 or self.wsd_decay > 1:
-            raise ValueError(f"recipe: eta_min and wsd_decay are shares, at most 1; got {self.eta_min!r}, {self.wsd_decay!r}.")
+            raise ValueError(f"recipe: eta_min and wsd_decay must be at most 1; got {self.eta_min!r} and {self.wsd_decay!r}.")
         if self.warmup not in ("group", "before"):
             rule = "'group' (a factor on every decayed rate) or 'before' (one for all, then decay)"
             raise ValueError(f"recipe: GPT's warmup must be {rule}; got {self.warmup!r}.")
@@ -259,14 +259,14 @@ class Baseline:
         return self.warmup_share
 
     def group(self, rule: Line, config: ModelConfig, total_steps: int | None) -> dict[str, object]:
-        """A parameter group of torch's AdamW, complete but for its parameters."""
+        """A parameter group of torch's AdamW, complete except for its parameters."""
         lr = config.gpt_lr if self.lr is None else self.lr
         weight_decay = self.weight_decay if rule.decays else 0.0
         warmup = self.share(config, total_steps)
         return {"lr": lr, "peak_lr": lr, "warmup": warmup, "betas": self.betas, "eps": self.eps, "weight_decay": weight_decay}
 
     def build(self, groups: list[dict], total_steps: int) -> tuple[torch.optim.AdamW, Schedule]:
-        """torch's AdamW over these groups, and the schedule that writes their rates."""
+        """torch's AdamW over these groups, and the schedule that sets their rates."""
         optimizer = torch.optim.AdamW(groups)
         eta = partial(wsd, eta_min=self.eta_min, decay=self.wsd_decay) if self.schedule == "wsd" else self.schedule
         return optimizer, Schedule(optimizer, total_steps, eta, self.warmup, groups[0]["warmup"])  # all groups have the same

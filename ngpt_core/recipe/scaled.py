@@ -1,14 +1,14 @@
-"""Which numbers does a small run want? The recipe scaled down, with the paper's numbers as its limit.
+"""Which numbers does a small run need? The recipe scaled down, with the paper's numbers as its limit.
 
-The published numbers were chosen for models at least 768 wide, in runs of tens of thousands of large steps. A short run, or a
-narrow model, wants others (chapter 9). With w = min(1, d / 768) for the width and T for the length:
+The published numbers were chosen for models at least 768 wide, in runs of tens of thousands of large steps. A short run or a
+narrow model needs others (chapter 9). With w = min(1, d / 768) for the width and T for the length:
 
     beta1     1 - 1/m, with the memory m = w T / 400 in steps, at least m_0 = 2.5 (GPT: 5), at most the published one
-    C         times (T_0 / T)^((1 - w) / 2), T between T_0 = 750 and 16,000            nGPT alone
-    warmup    of every rate, where w < 1                                               nGPT alone: GPT has it as it is
+    C         times (T_0 / T)^((1 - w) / 2), T between T_0 = 750 and 16,000            nGPT only
+    warmup    of every rate, if w < 1                                                  nGPT only: GPT already does that
 
-From d = 768 and T = 16,000 on this is the paper's recipe, number by number. beta2, cap, decay, gate, noise, clipping and
-the rates of the scales are as published at every size.
+From d = 768 and T = 16,000 on, every number is the paper's. beta2, cap, decay, gate, noise, clipping and the rates of the
+scales are as published at every size.
 
 Symbols: d d_model; T total_steps; m memory 1 / (1 - beta1); w the width over that of the narrowest published model.
 """
@@ -35,15 +35,15 @@ def scaled(
     base: Settings | Baseline | None = None,
     **overrides: Any,
 ) -> Settings | Baseline:
-    """The numbers for a run of this length of a model of this width: the paper's, or ones for
-    a small run. Use: ``recipe.build(model, steps, recipe.scaled(model, steps))``.
+    """The numbers for a model of this width and a run of this length: the paper's, or adjusted
+    ones for a small run. Use: ``recipe.build(model, steps, recipe.scaled(model, steps))``.
 
     With w = min(1, d_model / 768):
 
     - beta1: the memory 1 / (1 - beta1), in steps, is w T / 400, at least 2.5 (GPT: 5), at
       most the published one.
     - C (nGPT): times (750 / T)^((1 - w) / 2), T between 750 and 16,000.
-    - warmup (nGPT): "all", every rate, where w < 1.
+    - warmup (nGPT): "all", every rate, if w < 1.
 
     model: the model, or its ModelConfig.
     total_steps: T, the number of optimizer steps.

@@ -187,11 +187,10 @@ def demo(out: str | None, minutes: float, preset: str) -> int:
         raise ValueError(f"{folder} is not empty: choose another --out, or remove it first.")
     if not 0 < minutes < math.inf:
         raise ValueError(f"--minutes must be above 0, and finite; got {minutes}.")
-    named_preset(preset)  # a slip is told before anything is written
+    named_preset(preset)  # an unknown name is reported before anything is written
     (folder / "calibration").mkdir(parents=True, exist_ok=True)
     corpus = embedded()
-    tokens, checksum = corpus.manifest["tokens"], corpus.checksum[:12]
-    print(f"corpus: this machine's Python standard library, {tokens:,} tokens, checksum {checksum}")
+    print(f"corpus: embedded (CPython source), {corpus.manifest['tokens']:,} tokens, checksum {corpus.checksum[:12]}")
     quick = ("--sample-tokens", "0", "--eval-windows", "8", "--no-tensorboard")
     trial = _train(folder / "calibration", PARTS[:2], preset, _CALIBRATION, *quick)
     seconds = max((run.records[-1]["time"] - run.records[0]["time"]) / (len(run.records) - 1) for run in trial)

@@ -1,20 +1,19 @@
-"""How good is a trained model on held-out text? What ``ngpt eval`` computes and prints."""
+"""How good is a trained model on held-out text? ``ngpt eval`` computes and prints it."""
 
 import json
 import math
 
-import torch
-
 from ..train.config import TrainConfig
 from ..train.evaluate import bits_per_byte, evaluate, evaluate_positions
 from ..train.memory import room_for
-from ..train.run import Run, open_blend
+from ..train.run import open_blend
 from ..train.world import World
 from .trained import open_model, pick_device, run_of
 
 __all__ = ["evaluate_run", "evaluation_text"]
 
 
+@room_for("evaluating", "Lower --batch-size or --seq-len, or use --device cpu.")
 def evaluate_run(
     folder: str, data: list[str] | None, windows: int, seq_len: int | None, rows: int, device: str
 ) -> dict[str, object]:
@@ -22,22 +21,15 @@ def evaluate_run(
     for name, value in (("windows", windows), ("batch-size", rows), ("seq-len", 1 if seq_len is None else seq_len)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1; got {value}.")
-    with room_for("evaluating", "Lower --batch-size or --seq-len, or use --device cpu."):
-        return _evaluate(folder, data, windows, seq_len, rows, pick_device(device))
-
-
-def _evaluate(
-    folder: str, data: list[str] | None, windows: int, seq_len: int | None, rows: int, device: torch.device
-) -> dict[str, object]:
-    model, _ = open_model(folder, device)
-    run = run_of(folder)
-    config, packed_with = (TrainConfig(), None) if run is None else (Run.train_config(run), Run.read(run)["tokenizer"])
-    corpora = open_blend(tuple(data or config.val_data or config.data), model.config.vocab_size, packed_with, folder)
+    run, where = run_of(folder), pick_device(device)
+    model, _ = open_model(folder, where)
+    config, tokenizer = (TrainConfig(), None) if run is None else (run.config, run.record["tokenizer"])
+    corpora = open_blend(tuple(data or config.val_data or config.data), model.config.vocab_size, tokenizer, folder)
     corpora = [(corpus, weight) for corpus, weight in corpora if corpus.has("val")]
     if not corpora:
         raise ValueError("there is no held-out split to evaluate on: pack the corpus with --val-fraction above 0.")
     seq_len = seq_len or config.seq_len
-    result = evaluate(model, corpora, windows, rows, seq_len, World(device))
+    result = evaluate(model, corpora, windows, rows, seq_len, World(where))
     if not result.tokens:
         raise ValueError("the held-out split has no token to predict: its documents are too short. Pack it from more text.")
     positions = evaluate_positions(model, corpora, windows, rows, seq_len)

@@ -16,8 +16,8 @@ from ..config import ModelConfig
 from ..data.tokenizers import content
 from ..files import write_text
 from ..presets import count_parameters
+from ..train.folder import RunFolder
 from ..train.metrics import read_lines, read_metrics
-from ..train.run import Run
 
 __all__ = ["LoggedRun", "comparison", "log_fit", "read_run", "tokens_to_reach", "write_report"]
 
@@ -25,7 +25,7 @@ __all__ = ["LoggedRun", "comparison", "log_fit", "read_run", "tokens_to_reach", 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 @dataclass
 class LoggedRun:
-    """A run's lines, and what it was."""
+    """A run's metrics and config.json."""
 
     name: str
     records: list[dict]
@@ -47,13 +47,14 @@ class LoggedRun:
 
 
 def read_run(folder: str) -> LoggedRun:
-    """The run in that folder, finished or not."""
+    """The run in the folder, finished or not."""
     records = read_metrics(folder)
     if not records and (Path(folder) / "metrics.jsonl").stat().st_size:
-        raise ValueError(f"{Path(folder) / 'metrics.jsonl'} holds no whole line: it was damaged; restore it.")
+        raise ValueError(f"{Path(folder) / 'metrics.jsonl'} has no complete line: it was damaged; restore it.")
     if not records:
-        raise ValueError(f"{folder} has trained no step yet: there is nothing to report.")
-    return LoggedRun(Path(folder).resolve().name, records, Run.read(folder) | {"model": Run.architecture(folder).to_dict()})
+        raise ValueError(f"{folder} has not trained a step yet: there is nothing to report.")
+    run = RunFolder(folder)
+    return LoggedRun(Path(folder).resolve().name, records, run.record | {"model": run.model.to_dict()})
 
 
 def smooth(y: np.ndarray, window: int | None = None) -> np.ndarray:
@@ -144,7 +145,7 @@ def _summary(runs: list[LoggedRun]) -> str:
 
 
 def _text(run: LoggedRun, by: str) -> tuple:
-    """What a run's loss is a loss of: its tokenizer and its corpora; the held-out loss, also of which windows of them."""
+    """What a run's loss was measured on: the tokenizer and the corpora; for the held-out loss also which windows."""
     corpora = ((c.get("checksum"), c.get("weight")) for c in run.config.get("corpora") or ())
     names = ("val_data", "eval_windows", "seq_len") if by == "val_loss" else ()
     return content(run.config["tokenizer"]), *corpora, *(str(run.config["train"].get(name)) for name in names)
@@ -174,7 +175,7 @@ def _samples(runs: list[LoggedRun], folders: list[str]) -> str:
 
 
 def write_report(folders: list[str], out: str) -> str:
-    """Write the page; returns the sentence that says where it is."""
+    """Write the page; returns a sentence with its path."""
     try:
         import plotly.io
         from plotly.offline import get_plotlyjs
@@ -196,12 +197,12 @@ def write_report(folders: list[str], out: str) -> str:
     parts = [f"<h1>{html.escape(' and '.join(run.name for run in runs))}</h1>", _summary(runs)]
     pairs = comparison(runs)
     if pairs and len({_text(run, pairs[0]["by"]) for run in runs}) > 1:
-        parts.append("<p>These runs read other text, or with another tokenizer: their losses are not compared.</p>")
+        parts.append("<p>These runs read different text or use different tokenizers: their losses are not compared.</p>")
     elif pairs:
         parts.append("<ul>" + "".join(f"<li>{html.escape(sentence(row))}</li>" for row in pairs) + "</ul>")
         parts.append("<p>Read off in the middle of a schedule: a run planned to end there would have a lower loss.</p>")
         if any(run.records[-1]["step"] < run.config["steps"] for run in runs):
-            parts.append('<p>Not all of them have come to their end: "final" is where they stand.</p>')
+            parts.append('<p>Not all of them are finished: "final" is their last step so far.</p>')
     shown = [replace(run, name=html.escape(run.name, quote=False)) for run in runs]  # plotly reads names as HTML
     for title, draw, text in SECTIONS:
         try:

@@ -7,18 +7,18 @@ A checkpoint is a folder ``checkpoints/step-00000100``:
     rng-00000.pt           the random state of a rank
     state.json             format version, step, schedule, position in the data, both configs
 
-It is written under another name (``.step-00000100``), forced to the disk, and renamed: a folder called ``step-...`` is whole. A
-crash in the middle leaves the last good one; the remains are removed by the next save.
+It is written under another name (``.step-00000100``), forced to the disk, and renamed: a folder called ``step-...`` is
+complete. After a crash the last good one is still there; the next save removes the incomplete one.
 """
 
 import contextlib
 import io
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,43 +34,51 @@ from ..nn.model import LanguageModel
 from .memory import ran_out
 from .world import World
 
-__all__ = ["FORMAT", "Checkpoints", "load_model", "newest", "read_state"]
+__all__ = ["FORMAT", "Checkpoint", "Checkpoints", "load_model", "newest", "open_checkpoint"]
 
 FORMAT = 1
 STATE = "state.json"
 
 
-def _steps(folder: Path) -> dict[int, Path]:
-    """The whole checkpoints of a run, by step."""
-    found = {
-        int(m[1]): p for p in folder.glob("step-*") if (m := re.fullmatch(r"step-(\d+)", p.name)) and (p / STATE).is_file()
-    }
-    return dict(sorted(found.items()))
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint: what state.json holds, read once, and where the tensors are."""
+
+    path: Path
+    state: dict[str, Any]
+    model: ModelConfig
+
+
+def _by_step(folder: Path) -> dict[int, Path]:
+    """The complete checkpoints in a folder, oldest first."""
+    named = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*") if (path / STATE).is_file())
+    return dict(sorted((int(step), path) for step, path in named if step.isdecimal()))
 
 
 def newest(run: Path | str) -> Path | None:
-    """The newest whole checkpoint of a run's folder."""
-    return next(reversed(_steps(Path(run) / "checkpoints").values()), None)
+    """The newest complete checkpoint in a run's folder."""
+    return next(reversed(_by_step(Path(run) / "checkpoints").values()), None)
 
 
-def read_state(path: Path) -> dict:
-    """What a checkpoint holds beside its tensors."""
-    with _whole(path):
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Read and check everything except for the tensors."""
+    with _reading(path):
         state = read_json(path / STATE)
         kinds: dict = {"format": int, "step": int, "ranks": int, "steps": int, "seconds": int | float}
         kinds |= dict.fromkeys(("schedule", "data", "model", "config"), dict)
-        if missing := sorted(name for name, kind in kinds.items() if not isinstance(state.get(name), kind)):
-            raise ValueError(f"{STATE} lacks {', '.join(missing)}, or it is of a wrong kind")
+        if wrong := sorted(name for name, kind in kinds.items() if not isinstance(state.get(name), kind)):
+            raise ValueError(f"{STATE} has no {', '.join(wrong)}, or one of the wrong type")
         if not path.name.endswith(f"{state['step']:08d}") or state["schedule"].get("t") != state["step"] + 1:
-            raise ValueError(f"{STATE} speaks of another step: it was edited")
+            raise ValueError(f"{STATE} was edited: it refers to another step")
     if state["format"] != FORMAT:
-        raise ValueError(f"{path} has the checkpoint format {state['format']}; this version reads {FORMAT}.")
-    return state
+        raise ValueError(f"{path} has checkpoint format {state['format']}; this version reads {FORMAT}.")
+    with _reading(path):
+        return Checkpoint(path, state, ModelConfig.from_dict(state["model"]))
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """What fails in the block is answered by a sentence on the checkpoint: damaged bytes raise errors of every kind."""
+def _reading(path: Path) -> Iterator[None]:
+    """Turns any error in the block into one sentence about the checkpoint: damaged bytes raise errors of every kind."""
     try:
         yield
     except (Exception, CheckpointException) as error:
@@ -80,7 +88,7 @@ def _whole(path: Path) -> Iterator[None]:
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Everything that is saved as a tensor, under its name; the tensors themselves, not copies."""
+    """Everything that is saved as a tensor, by name: the tensors themselves, not copies."""
     tensors = {f"model.{name}": x for name, x in model.state_dict().items()}
     if optimizer is not None:
         for name, p in model.named_parameters():
@@ -89,8 +97,8 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -
 
 
 @contextlib.contextmanager
-def _alone_is_fine() -> Iterator[None]:
-    """Without torch's warning that a single process saves or loads: that is what it was asked to do."""
+def _no_warning() -> Iterator[None]:
+    """Suppresses torch's warning that a single process saves or loads: here that is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         yield
@@ -102,13 +110,13 @@ class Checkpoints:
     def __init__(self, run: Path, world: World, keep: int = 2, keep_every: int = 0, background: bool = False):
         self.folder, self.world, self.keep, self.keep_every = Path(run) / "checkpoints", world, keep, keep_every
         self.no_dist = not dist.is_initialized()
-        # The background thread talks to its peers while training does: it needs a group of its own.
+        # The background thread communicates with its peers while training does: it needs its own group.
         self.group = dist.new_group(backend="gloo") if background else None
-        self.pending: tuple[Future, int, dict] | None = None  # (future, step, state) of a save under way
+        self.pending: tuple[Future, int, dict] | None = None  # (future, step, state) of a save in progress
 
     # ---- saving ------------------------------------------------------------------------------------------------------
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> None:
-        """Write the checkpoint of ``step``. One sentence and no half-written checkpoint if the disk refuses."""
+        """Write the checkpoint of ``step``. If that fails: one sentence, and no incomplete checkpoint is left."""
         self.finish()
         temporary = self.folder / f".step-{step:08d}"
         self._try(step, self._prepare, temporary)
@@ -119,17 +127,17 @@ class Checkpoints:
             future = self._try(step, lambda: dcp.async_save(tensors, checkpoint_id=temporary, process_group=self.group))
             self.pending = (future, step, state)
             return
-        with _alone_is_fine():
+        with _no_warning():
             self._try(step, lambda: dcp.save(tensors, checkpoint_id=temporary, no_dist=self.no_dist))
         self._complete(step, state)
 
     @property
     def ready(self) -> bool:
-        """Whether a background save on this rank is done and waits for ``finish``."""
+        """Whether a background save on this rank has ended and ``finish`` may complete it."""
         return self.pending is not None and self.pending[0].done()
 
     def finish(self) -> None:
-        """Wait for the background save, if one is under way, and give it its name. All ranks together."""
+        """Wait for the background save, if there is one, and rename it. All ranks call this together."""
         if self.pending is None:
             return
         (future, step, state), self.pending = self.pending, None
@@ -139,15 +147,15 @@ class Checkpoints:
     def _prepare(self, temporary: Path) -> None:
         if self.world.main:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for remains in self.folder.glob(".step-*"):
-                shutil.rmtree(remains)
+            for incomplete in self.folder.glob(".step-*"):
+                shutil.rmtree(incomplete)
             temporary.mkdir()
 
     def _save_random(self, temporary: Path) -> None:
         state = {"cpu": torch.get_rng_state()}
         if self.world.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.world.device)
-        buffer = io.BytesIO()  # for torch's own writer says "unexpected pos" when the disk is full
+        buffer = io.BytesIO()  # torch's own writer would report a full disk as "unexpected pos"
         torch.save(state, buffer)
         (temporary / f"rng-{self.world.rank:05d}.pt").write_bytes(buffer.getvalue())
 
@@ -169,8 +177,8 @@ class Checkpoints:
         self.world.barrier()
 
     def _prune(self) -> None:
-        """Keep the newest ``keep``, and those of every ``keep_every`` steps."""
-        for step, path in list(_steps(self.folder).items())[: -self.keep]:
+        """Remove all but the newest ``keep`` checkpoints and those of every ``keep_every`` steps."""
+        for step, path in list(_by_step(self.folder).items())[: -self.keep]:
             if not (self.keep_every and step % self.keep_every == 0):
                 shutil.rmtree(path)
 
@@ -181,57 +189,45 @@ class Checkpoints:
             shutil.rmtree(self.folder / f".step-{step:08d}", ignore_errors=True)
             last = newest(self.folder.parent)
             raise ValueError(
-                f"the checkpoint of step {step} could not be written to {self.folder}: {_why(error)}. Mend that and continue "
+                f"the checkpoint of step {step} could not be written to {self.folder}: {_why(error)}. Fix that and continue "
                 f"with --resume; {f'the last good one is {last}' if last else 'there is no earlier one'}."
             ) from None
 
     # ---- loading -----------------------------------------------------------------------------------------------------
-    def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-        """Fill model and optimizer, on any number of ranks, and return the rest of the state."""
-        state = read_state(path)
-        with _whole(path):
-            self._load(path, model, optimizer)
-            if state["ranks"] == self.world.size:
+    def load(self, checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Fill model and optimizer, on any number of ranks; if it is the same number, also restore the random states."""
+        path, tensors, parameters = checkpoint.path, _tensors(model), dict(model.named_parameters())
+        with _reading(path), _no_warning():
+            stored: dict = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+            for name in (name for name in stored if name.startswith("optimizer.")):
+                _, key, parameter = name.split(".", 2)
+                p, size, dtype = parameters[parameter], stored[name].size, stored[name].properties.dtype
+                tensors[name] = torch.zeros_like(p, dtype=dtype) if size == p.shape else torch.zeros(size, dtype=dtype)
+                optimizer.state[p][key] = tensors[name]
+            dcp.load(tensors, checkpoint_id=path, no_dist=self.no_dist)
+            if checkpoint.state["ranks"] == self.world.size:
                 saved = torch.load(path / f"rng-{self.world.rank:05d}.pt", weights_only=True)
                 torch.set_rng_state(saved["cpu"])
                 if "cuda" in saved and self.world.device.type == "cuda":
                     torch.cuda.set_rng_state(saved["cuda"], self.world.device)
-        return state
-
-    def _load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        tensors = _tensors(model)
-        own = dict(model.named_parameters())
-        found: dict = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        for name, stored in found.items():
-            kind, _, rest = name.partition(".")
-            if kind != "optimizer":
-                continue
-            key, _, parameter = rest.partition(".")
-            p = own[parameter]
-            whole = stored.size == p.shape
-            dtype = stored.properties.dtype
-            optimizer.state[p][key] = torch.zeros_like(p, dtype=dtype) if whole else torch.zeros(stored.size, dtype=dtype)
-            tensors[name] = optimizer.state[p][key]
-        with _alone_is_fine():
-            dcp.load(tensors, checkpoint_id=path, no_dist=self.no_dist)
 
 
 def _why(error: BaseException) -> str:
-    """What lies behind an error of Distributed Checkpoint, in a few words."""
+    """The cause of an error of Distributed Checkpoint, in a few words."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    if "inline_container" in str(error) or "PytorchStreamWriter" in str(error):  # torch's own words for a write cut short
-        return "a file could not be written whole; is the disk full, or a quota reached?"
+    if "inline_container" in str(error) or "PytorchStreamWriter" in str(error):  # how torch reports that a write was cut short
+        return "a file could not be written completely; is the disk full, or a quota reached?"
     lines = str(error).splitlines()
     text = lines[0].rstrip(".") if lines else "the file ends too early"
     return text if isinstance(error, (ValueError, RuntimeError)) else f"{type(error).__name__}, {text}"
 
 
 def load_model(path: Path) -> LanguageModel:
-    """The model alone, in one process, from a checkpoint that any number of ranks wrote."""
-    model = LanguageModel(ModelConfig.from_dict(read_state(path)["model"]))
-    with _whole(path), _alone_is_fine():
+    """Only the model, in one process, from a checkpoint that any number of ranks wrote."""
+    model = LanguageModel(open_checkpoint(path).model)
+    with _reading(path), _no_warning():
         dcp.load(_tensors(model), checkpoint_id=path, no_dist=True)
     return model

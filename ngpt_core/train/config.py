@@ -61,8 +61,8 @@ class TrainConfig:
     """T: tokens of a sequence. Not given for a preset of the ladder (1B to 30B): 8192."""
     micro_batch: int | None = None
     """Sequences that a rank processes at once; the rest of its share follows (gradient accumulation). None: its whole share."""
-    data: tuple[str, ...] = ("stdlib",)
-    """Packed corpora to train on, DIR or DIR=WEIGHT for a blend; stdlib: this machine's Python standard library."""
+    data: tuple[str, ...] = ("embedded",)
+    """Packed corpora to train on, DIR or DIR=WEIGHT for a blend; embedded: 1 MB of Python source; stdlib: your own Python's."""
     val_data: tuple[str, ...] = ()
     """Packed corpora to evaluate on. Not given: the held-out split of --data."""
     verify_data: bool = True
@@ -146,7 +146,7 @@ class TrainConfig:
                 want = "true or false" if kind is bool else "a text"
                 raise ValueError(f"{f.name} must be {want}; got {value!r}.")
             if kind is tuple and not (isinstance(value, tuple) and all(isinstance(x, str) for x in value)):
-                raise ValueError(f'{f.name} must be a list of texts, as in ["stdlib"]; got {value!r}.')
+                raise ValueError(f'{f.name} must be a list of texts, as in ["embedded"]; got {value!r}.')
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)

@@ -62,12 +62,20 @@ def evaluate(
     return Evaluation(loss / count if count else math.nan, int(count))
 
 
+@torch.no_grad()
 def evaluate_positions(
     model: LanguageModel, corpora: list[tuple[Corpus, float]], windows: int, rows: int, seq_len: int
 ) -> list[float]:
     """Mean cross-entropy at each position of a window (NaN where nothing was counted), in one process."""
-    loss, counted = _each_token(model, corpora, windows, rows, seq_len)
-    return (loss.sum(0) / counted.sum(0)).tolist()
+    model.eval()
+    device = next(model.parameters()).device
+    loader, windows, batches = _held_out(corpora, windows, rows, seq_len, World(device))
+    losses, counted = [], []
+    for _ in range(batches):
+        batch: Batch = loader.next(limit=windows).to(device)
+        losses.append(_cross_entropy(model, batch))
+        counted.append((batch.targets != IGNORE).double().cpu())
+    return (torch.cat(losses).sum(0) / torch.cat(counted).sum(0)).tolist()
 
 
 @torch.no_grad()
@@ -94,22 +102,6 @@ def _cross_entropy(model: LanguageModel, batch: Batch) -> torch.Tensor:
     """Of every token [B, T], in float64; 0 where it does not count."""
     logits = model(batch.tokens, batch.documents)
     return F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORE, reduction="none").double().cpu()
-
-
-@torch.no_grad()
-def _each_token(
-    model: LanguageModel, corpora: list[tuple[Corpus, float]], windows: int, rows: int, seq_len: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cross-entropy, 1 where it counts) of every token, [windows, seq_len]."""
-    model.eval()
-    device = next(model.parameters()).device
-    loader, windows, batches = _held_out(corpora, windows, rows, seq_len, World(device))
-    losses, counted = [], []
-    for _ in range(batches):
-        batch: Batch = loader.next(limit=windows).to(device)
-        losses.append(_cross_entropy(model, batch))
-        counted.append((batch.targets != IGNORE).double().cpu())
-    return torch.cat(losses), torch.cat(counted)
 
 
 def bits_per_byte(loss: float, corpora: list[tuple[Corpus, float]]) -> float:

@@ -1,11 +1,11 @@
-"""How is one step of training made? ``Trainer.step``, on one screen, over parts that each have a file of their own.
+"""How is one step of training made? ``Trainer.step``, on one screen, from parts that are in other files.
 
     data/          which tokens                      recipe/         optimizer, learning rates, schedule (the paper's recipe)
     parallel.py    many ranks                        checkpoint.py   surviving
     evaluate.py    the held-out loss                 loop.py         the run around the step
 
-Symbols: t the step, counted from 1; B sequences of T tokens in a global batch; "the message" is the one all-reduce of a step's
-statistics, so that ranks also agree on when to stop.
+Symbols: t the step, counted from 1; B sequences of T tokens in a global batch; "the message" is the only all-reduce of a step's
+statistics: with it the ranks also agree on when to stop.
 """
 
 import math
@@ -16,14 +16,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from .. import recipe
-from ..data.loader import Batch, Loader
+from ..data.loader import Loader
 from ..data.tokenizers import stream_text
 from ..nn.io import save as save_model
 from ..nn.model import LanguageModel
 from ..optim.diagnostics import Diagnostics
 from ..optim.gated_adamw import GatedAdamW
 from ..optim.sharding import local
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoint, Checkpoints
 from .config import recipe_numbers
 from .evaluate import evaluate
 from .parallel import initialize, parallelize
@@ -38,10 +38,10 @@ class Trainer:
 
     def __init__(self, run: Run, world: World, corpora: list):
         self.run, self.world, config = run, world, run.config
-        self.t = 0
+        self.t = self.saved = 0  # steps that were made, and that the newest checkpoint has
         self.seconds = 0.0  # of training, over all sessions of the run
-        self.asked = False  # this process was told to stop
-        self.stop = False  # a rank was: all stop after the same step
+        self.asked = False  # a signal asked this process to stop
+        self.stop = False  # a signal asked one of the ranks: all stop after the same step
         self.loader = Loader(corpora, config.batch_size, config.seq_len, "train", config.seed, world.rank, world.size)
         share = config.batch_size // world.size
         self.rows = config.micro_batch or share
@@ -56,7 +56,7 @@ class Trainer:
         numbers = recipe_numbers(config, run.model, run.steps)
         self.optimizer, self.schedule = recipe.build(self.model, run.steps, numbers)
         self.clip_norm = numbers.clip_norm
-        # the rate that metrics show: that of the input embedding, which in both recipes is the global one
+        # the metrics show the rate of the input embedding, which in both recipes is the global one
         self.rate = next(g for g in self.optimizer.param_groups if "embedding.weight" in g["param_names"])
         self.checkpoints = Checkpoints(run.folder, world, config.keep, config.keep_every, config.async_save)
 
@@ -70,10 +70,11 @@ class Trainer:
         for i, micro in enumerate(micro_batches):
             self.parallel.micro_batch(last=i == len(micro_batches) - 1)
             x = micro.to(self.world.device)
-            self.model.loss(x.tokens, x.targets, _documents(micro, x), denominator=denominator).backward()
+            documents = x.documents if bool(micro.documents.any()) else None  # one per row: attention is plainly causal, faster
+            self.model.loss(x.tokens, x.targets, documents, denominator=denominator).backward()
             stats: dict = self.model.stats
             sums[:2] += torch.stack([stats["cross_entropy"], stats["balance"]]).double()
-            load = _add(load, stats["load"])
+            load = [x + y for x, y in zip(load, stats["load"])] if load else list(stats["load"])
         self.parallel.finish_gradients()
 
         sums[2:] = torch.tensor([float(self.asked), float(self.checkpoints.ready)])
@@ -83,12 +84,14 @@ class Trainer:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise ValueError(self._not_finite(loss))
         if self.clip_norm is not None and norm > self.clip_norm:
-            self._scale_gradients(self.clip_norm / norm)
+            for p in self.model.parameters():
+                if p.grad is not None:
+                    p.grad.mul_(self.clip_norm / norm)
 
-        self.t += 1  # from here on the step is being made: what fails before it has changed nothing
+        self.t += 1  # the update begins here: an error before this line has changed nothing
         lr = float(self.rate["lr"])
         caps, diagnostics = [g.get("cap") for g in self.optimizer.param_groups], None
-        if isinstance(self.optimizer, GatedAdamW):  # torch's AdamW, the baseline's, has none
+        if isinstance(self.optimizer, GatedAdamW):  # the baseline's, torch's AdamW, has no diagnostics
             diagnostics = self.optimizer.diagnostics = Diagnostics(d_model=self.run.model.d_model) if look else None
         self.optimizer.step()
         self.schedule.step()
@@ -115,16 +118,16 @@ class Trainer:
             **({"diagnostics": self._labelled(diagnostics.last, caps)} if diagnostics is not None else {}),
         }
 
-    # ---- what a step tells -------------------------------------------------------------------------------------------
+    # ---- what a step reports -----------------------------------------------------------------------------------------
     def _routers(self, load: list[Tensor], look: bool) -> dict[str, object]:
-        """By MoE layer: the largest load over the mean, and how many experts received nothing."""
+        """Per MoE layer: the largest load over the mean, and the number of experts that received no token."""
         if not load:
             return {}
         found = {"load_max": [float(x.max() / x.mean()) for x in load], "dead_experts": [int((x == 0).sum()) for x in load]}
         return found | ({"load": [x.tolist() for x in load]} if look else {})
 
     def _scales(self, look: bool) -> dict[str, object]:
-        """nGPT: the mean of s_z at every step, and the mean |alpha| of each block with the diagnostics."""
+        """nGPT: the mean of s_z at every step; with the diagnostics also the mean |alpha| of each block."""
         if (s_z := self.model.head.s_z) is None:
             return {}
         with torch.no_grad():
@@ -134,12 +137,12 @@ class Trainer:
             return found
 
     def _labelled(self, records: list[dict], caps: list[float | None]) -> list[dict]:
-        """The optimizer's records, one a group, with what is in the group and the cap that held for it."""
+        """The optimizer's records, one per group, with the group's label and the cap that applied to it."""
         groups = self.optimizer.param_groups
         return [{**r, "name": groups[r["group"]]["label"], "cap": caps[r["group"]]} for r in records]
 
     def _not_finite(self, loss: float) -> str:
-        """The sentence for a loss or gradient that is not finite. Every rank looks at its part, and all agree on the first."""
+        """The error message for a loss or gradient that is not finite. The ranks agree on the first parameter to blame."""
         named = list(self.model.named_parameters())
         bad = torch.zeros(2, len(named), device=self.world.device)
         for i, (_, p) in enumerate(named):
@@ -157,13 +160,8 @@ class Trainer:
             "or look at this batch."
         )
 
-    def _scale_gradients(self, factor: float) -> None:
-        for p in self.model.parameters():
-            if p.grad is not None:
-                p.grad.mul_(factor)
-
-    def lower(self) -> str:
-        """What helps when memory runs out, in words."""
+    def memory_advice(self) -> str:
+        """What to change when memory runs out, as a sentence."""
         less = [n for n in range(1, self.rows) if (self.loader.batch_size // self.world.size) % n == 0]
         ways = [f"--micro-batch {less[-1]}"] if less else []
         if self.run.config.activation_checkpointing != "full":
@@ -182,40 +180,38 @@ class Trainer:
         state = {"schedule": self.schedule.state_dict(), "data": self.loader.state_dict(), "seconds": self.seconds}
         state |= {"config": self.run.config.to_dict(), "model": self.run.model.to_dict(), "steps": self.run.steps}
         self.checkpoints.save(self.t, self.model, self.optimizer, state)
+        self.saved = self.t
 
-    def resume(self) -> None:
-        """Continue from the run's newest checkpoint. Another total of steps was agreed to before (run.py)."""
-        checkpoint = self.run.checkpoint
-        assert checkpoint is not None
-        state = self.checkpoints.load(checkpoint, self.model, self.optimizer)
-        self.t, self.seconds = state["step"], state["seconds"]
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue from the checkpoint. A different number of steps was accepted before (run.py)."""
+        state = checkpoint.state
+        self.checkpoints.load(checkpoint, self.model, self.optimizer)
+        self.t, self.saved, self.seconds = state["step"], state["step"], state["seconds"]
         try:
             self.loader.load_state_dict(state["data"])
             self.schedule.load_state_dict(state["schedule"], re_anchor=state["steps"] != self.run.steps)
         except (LookupError, TypeError) as error:
-            raise ValueError(
-                f"{checkpoint / 'state.json'} was damaged or edited ({error!r}): restore it, or remove the checkpoint "
-                "to use an older one."
-            ) from None
+            problem = f"{checkpoint.path / 'state.json'} was damaged or edited ({error!r})"
+            raise ValueError(f"{problem}: restore it, or remove the checkpoint to use an older one.") from None
 
     def prompt(self) -> Tensor:
-        """``sample_prompt`` as tokens [1, T]; a ValueError, before the first step, if no text can follow it."""
+        """``sample_prompt`` as tokens [1, T]. ValueError if it cannot be continued."""
         config, tokenizer, limit = self.run.config, self.loader.corpora[0].tokenizer(), self.run.model.max_seq_len
         try:
             tokens = tokenizer.encode([config.sample_prompt.encode()])[0]
         except Exception as error:
             raise ValueError(f"--sample-prompt {config.sample_prompt!r} cannot be encoded ({error}): choose another.") from None
         if not len(tokens):
-            raise ValueError("--sample-prompt must not be empty; --sample-tokens 0 switches samples off.")
+            raise ValueError("--sample-prompt must not be empty; --sample-tokens 0 turns samples off.")
         if limit is not None and len(tokens) + config.sample_tokens > limit:
             raise ValueError(
-                f"--sample-tokens {config.sample_tokens} after a prompt of {len(tokens)} are more than --max-seq-len {limit}: "
+                f"--sample-tokens {config.sample_tokens} after a prompt of {len(tokens)} exceeds --max-seq-len {limit}: "
                 f"set --sample-tokens to at most {max(0, limit - len(tokens))} (0: no samples)."
             )
         return torch.from_numpy(tokens.astype("int64"))[None]
 
     def sample(self) -> str:
-        """Text after ``sample_prompt``; all ranks together, for the weights are in pieces."""
+        """``sample_prompt`` and the model's continuation. All ranks call this together: the weights are divided among them."""
         config, tokenizer = self.run.config, self.loader.corpora[0].tokenizer()
         prompt = self.prompt()
         generator = torch.Generator(self.world.device).manual_seed(config.seed + self.t)
@@ -234,7 +230,7 @@ class Trainer:
         return text
 
     def export(self) -> None:
-        """The whole model as one safetensors folder, gathered on the first rank. One that left the sphere is not exported."""
+        """Write the whole model as one safetensors folder, gathered on the first rank. ValueError if it left the sphere."""
         if not self.parallel.sharded:
             self.model.check()
         state = {}
@@ -250,12 +246,3 @@ class Trainer:
                     f"the model could not be written to {self.run.folder / 'export'}: {error}; resume to try again."
                 ) from None
         self.world.barrier()
-
-
-def _documents(micro: Batch, x: Batch) -> Tensor | None:
-    """None where every row is one document (known on the host): attention is then plainly causal, and faster."""
-    return x.documents if bool(micro.documents.any()) else None
-
-
-def _add(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
-    return [x + y for x, y in zip(a, b)] if a else list(b)

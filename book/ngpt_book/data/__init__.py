@@ -1,4 +1,4 @@
-"""Which results does the book store? JSON files, each beside the script that makes it.
+"""Which results does the book store? JSON files, each next to the script that makes it.
 
 evidence.json   make_evidence.py   chapter 9: all runs of benchmarks/evidence, compared
 lgp.json        make_lgp.py        chapter 3: s_z and gradient norms over a small run

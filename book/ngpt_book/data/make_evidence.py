@@ -1,8 +1,8 @@
-"""What do the evidence's runs say? Writes evidence.json, which chapter 9 draws.
+"""What do the evidence runs show? Writes evidence.json, which chapter 9 draws.
 
     python book/ngpt_book/data/make_evidence.py         (seconds: it trains nothing)
 
-The runs, the study that made them and its analysis are in benchmarks/evidence; this starts the last of them.
+The runs, the study that made them and the analysis are in benchmarks/evidence; this script starts the analysis.
 """
 
 import runpy

@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python book/ngpt_book/data/make_lgp.py     (two minutes of one core; finished runs are not repeated)
 
 A dense nGPT of 0.18M parameters on the embedded corpus, 1000 steps, twice: with the recipe's logarithmic decay, and with a
-constant learning rate. Kept for every fifth step, before it is taken: the mean of s_z over all 256 bytes and over those that
-occurred in the run ("seen"), the loss, and the norm of the gradient of all parameters but s_z, as LGP at q = 1 makes it.
-Without LGP it would be mean(s_z) times as long: a dense model has no router, whose balance loss would bypass the head.
+constant learning rate. Stored before every fifth step: the mean of s_z over all 256 bytes and over those that occurred in the
+run ("seen"), the loss, and the norm of the gradient of all parameters except s_z, with LGP at q = 1. Without LGP it would be
+mean(s_z) times as large: a dense model has no router with a balance loss that bypasses the head.
 """
 
 import json

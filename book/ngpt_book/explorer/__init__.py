@@ -1,4 +1,4 @@
-"""How does a figure answer to sliders on a page without a kernel?
+"""How does a figure respond to sliders on a page without a kernel?
 
 explorer.py   the object, its grid of answers          page.py     the HTML around it          explorer.js, explorer.css
 slider.py     one parameter and its values             grid.py     arrays as compact text      widget.py   with a kernel

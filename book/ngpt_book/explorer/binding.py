@@ -1,13 +1,13 @@
 """Which numbers of a figure move with the sliders, and where do they come from?
 
-An Explorer's figure is ordinary plotly code that is handed the arrays of the Explorer's function:
+An Explorer's figure is ordinary plotly code that receives the arrays of the Explorer's function:
 
     def draw(a):
         return go.Figure(go.Scatter(x=a["t"], y=a["path"][:, 0]))
 
-It is called once with arrays of marked numbers (each occurs once), so that every number found in the figure tells where it
-comes from. A figure may pick and slice (rows, columns, transposes); what it computes itself could not move on a page without
-Python, and is refused with a sentence.
+It is called once with arrays of unique numbers, so that every number found in the figure reveals where it comes from. A figure
+may select and slice (rows, columns, transposes). A page without Python could not update anything that the figure computes
+itself, so that is an error.
 
     leaf      an array or a number somewhere in a figure, at a path such as ("data", 0, "marker", "color")
     binding   leaf <- key: element (i, j, ...) of the leaf is element start + i * strides[0] + j * strides[1] + ... of the array
@@ -28,8 +28,8 @@ Path = tuple[str | int, ...]
 _FIELD = re.compile(r"(?<!%)\{(\w+)(?::([^{}]*))?\}")  # %{x} belongs to plotly
 _FORMAT = re.compile(r"\+?,?(\.\d+)?[defg%]?")
 _COMPUTED = (
-    "changes with the sliders, but is not one of the function's arrays as it is (or a slice of one). A page without Python "
-    "cannot compute it: compute it in the function and let the figure only draw. A text takes numbers as "
+    "changes with the sliders, but is not one of the function's arrays (or a slice of one). A page without Python "
+    "cannot compute it: compute it in the function and let the figure only draw. To put numbers in a text, write "
     '"{name:.2f}" (a plain string, not an f-string).'
 )
 _PLOTLY_TEXT = {"hovertemplate", "texttemplate"}
@@ -46,7 +46,7 @@ class Binding:
     shape: tuple[int, ...]
 
     def take(self, arrays: Arrays) -> np.ndarray:
-        """The leaf, out of the function's arrays."""
+        """The leaf's values from the function's arrays."""
         index = self.start + sum(
             np.arange(n).reshape([-1 if k == axis else 1 for k in range(len(self.shape))]) * self.strides[axis]
             for axis, n in enumerate(self.shape)
@@ -58,9 +58,9 @@ class Binding:
 
 
 def as_arrays(out: Mapping, where: str) -> Arrays:
-    """The function's answer in float64: torch tensors, numpy arrays, lists and numbers are all welcome."""
+    """The function's result in float64. Torch tensors, numpy arrays, lists and numbers are all accepted."""
     if not isinstance(out, Mapping) or not out:
-        raise ValueError(f"An Explorer's function returns a dict of named arrays; {where} it returned {type(out).__name__}.")
+        raise ValueError(f"An Explorer's function must return a dict of arrays; {where} it returned {type(out).__name__}.")
     arrays = {}
     for key, value in out.items():
         if hasattr(value, "detach"):
@@ -68,12 +68,12 @@ def as_arrays(out: Mapping, where: str) -> Arrays:
             value = (value if value.is_complex() else value.double()).numpy()
         try:
             if np.asarray(value).dtype.kind in "cMmSU":
-                raise TypeError("complex numbers, dates and texts cannot be drawn along an axis")
+                raise TypeError("complex numbers, dates and strings cannot be drawn along an axis")
             arrays[key] = np.array(value, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise ValueError(f"The array {key!r} {where} is not numeric or has rows of different lengths: {error}.") from None
         if np.isinf(arrays[key]).any():
-            raise ValueError(f"The array {key!r} {where} holds an infinite number. Return NaN where nothing is to be drawn.")
+            raise ValueError(f"The array {key!r} {where} has an infinite number. Return NaN where nothing should be drawn.")
     return arrays
 
 
@@ -92,7 +92,7 @@ def walk(tree, path: Path = ()) -> Iterator[tuple[Path, object]]:
 
 
 def numeric(leaf) -> np.ndarray | None:
-    """The leaf as float64 if it is made of numbers (None inside a list is a gap, NaN)."""
+    """The leaf as float64 if it consists of numbers (None inside a list is a gap, NaN)."""
     if leaf is None or isinstance(leaf, (bool, str)):
         return None
     if isinstance(leaf, (list, tuple)) and (not len(leaf) or isinstance(leaf[0], (str, dict, bool))):
@@ -104,14 +104,14 @@ def numeric(leaf) -> np.ndarray | None:
 
 
 def tree_of(figure: go.Figure) -> dict:
-    """The figure as plain dicts, lists and arrays, its template left out."""
+    """The figure as plain dicts, lists and arrays, without its template."""
     layout = figure.layout.to_plotly_json()
     layout.pop("template", None)
     return {"data": [trace.to_plotly_json() for trace in figure.data], "layout": layout}
 
 
 def name_of(path: Path, tree: dict) -> str:
-    """A path for people: 'LERP.marker.color' rather than ("data", 1, "marker", "color")."""
+    """A readable path: 'LERP.marker.color' rather than ("data", 1, "marker", "color")."""
     if path[0] == "data":
         trace = tree["data"][path[1]].get("name") or f"trace {path[1]}"
         return ".".join([trace, *map(str, path[2:])])
@@ -119,25 +119,25 @@ def name_of(path: Path, tree: dict) -> str:
 
 
 def given(arrays: Arrays) -> dict:
-    """What the figure's function is handed: single numbers as floats."""
+    """The arguments of the figure's function: single numbers become floats."""
     return {key: float(value) if value.ndim == 0 else value for key, value in arrays.items()}
 
 
 def _marked(arrays: Arrays) -> Arrays:
-    """Arrays of the same shapes, within the same bounds, in which each number occurs once."""
+    """Arrays of the same shapes and within the same bounds, in which every number is unique."""
     rng = np.random.default_rng(1)
     marked = {}
     for key, value in arrays.items():
         finite = value[~np.isnan(value)]
         lo, hi = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
-        if hi - lo < 1e-6 * max(abs(lo), abs(hi)) or hi == lo:  # too few floats lie between them for each number to be another
+        if hi - lo < 1e-6 * max(abs(lo), abs(hi)) or hi == lo:  # too few floats between them for unique numbers
             hi = lo + max(abs(lo), 1.0) * 1e-3
         marked[key] = rng.uniform(lo, hi, value.shape)
     return marked
 
 
 def probe(draw: Callable[[dict], go.Figure], arrays: Arrays) -> list[Binding]:
-    """The bindings of a figure that a function draws."""
+    """The bindings of the figure that a function draws."""
     marked = _marked(arrays)
     origin = {x: (key, i) for key, value in marked.items() for i, x in enumerate(value.reshape(-1).tolist())}
     tree = tree_of(draw(given(marked)))
@@ -158,7 +158,7 @@ def probe(draw: Callable[[dict], go.Figure], arrays: Arrays) -> list[Binding]:
 
 
 def check(draw: Callable[[dict], go.Figure], arrays: Arrays, bindings: list[Binding], base: dict) -> None:
-    """Refuse a figure that computes: drawn from other arrays, it must differ from ``base`` in its bound leaves alone."""
+    """Reject a figure that computes: drawn from other arrays, it must differ from ``base`` only in its bound leaves."""
     tree = tree_of(draw(given(arrays)))
     bound = {b.path: b for b in bindings}
     before = dict(walk(base))
@@ -196,7 +196,7 @@ def from_dict(bind: Mapping[str, str], figure: go.Figure, arrays: Arrays) -> lis
     bindings = []
     for address, key in bind.items():
         if key not in arrays:
-            raise ValueError(f"bind[{address!r}] asks for the array {key!r}; the function returns {', '.join(arrays)}.")
+            raise ValueError(f"bind[{address!r}] needs the array {key!r}; the function returns {', '.join(arrays)}.")
         head, _, rest = address.partition(".")
         steps = [int(s) if s.isdigit() else s for s in rest.split(".")]
         if head == "layout":
@@ -215,26 +215,26 @@ def from_dict(bind: Mapping[str, str], figure: go.Figure, arrays: Arrays) -> lis
 
 
 def parse_template(text: str, names: set[str]) -> list | None:
-    """'gap {gap:.2f}°' -> ['gap ', ['gap', '.2f'], '°']; None for a text that names nothing we know."""
+    """'gap {gap:.2f}°' -> ['gap ', ['gap', '.2f'], '°']; None for a text without known names."""
     parts, end = [], 0
     for match in _FIELD.finditer(text):
         name, spec = match[1], match[2] or ""
         if name not in names:
             continue
         if not _FORMAT.fullmatch(spec):
-            raise ValueError(f"The page cannot follow the format {spec!r} in {text!r}: use .2f, .1e, .3g, .0%, d or ,d.")
+            raise ValueError(f"The page does not support the format {spec!r} in {text!r}: use .2f, .1e, .3g, .0%, d or ,d.")
         parts += [text[end : match.start()], [name, spec]]
         end = match.end()
     return [*parts, text[end:]] if parts else None
 
 
 def unknown_names(text: str, names: set[str]) -> str | None:
-    """The first {...} of a text that names nothing we know."""
+    """The first {...} of a text with an unknown name."""
     return next((found for found in re.findall(r"(?<!%)\{([^{}]*)\}", text) if found.partition(":")[0] not in names), None)
 
 
 def escaped(values: Mapping[str, float | str]) -> dict[str, float | str]:
-    """The texts among the values as they may stand in HTML."""
+    """The values with strings escaped for HTML."""
     return {key: html.escape(value, quote=False) if isinstance(value, str) else value for key, value in values.items()}
 
 
@@ -246,20 +246,20 @@ def put(tree, path: Path, value) -> None:
 
 
 def fill(parts: list, values: Mapping[str, float | str]) -> str:
-    """A template with its numbers (a slider's value comes as the text that the slider shows)."""
+    """A template with its numbers filled in (a slider's value is the text that the slider shows)."""
 
     def one(part):
         value = values[part[0]]
         if isinstance(value, str):
             return value
         if not np.isfinite(value):
-            return "–"  # as explorer.js has it
+            return "–"  # as in explorer.js
         return format(int(value) if part[1].endswith("d") else value, part[1] or ".3g")
 
     return "".join(part if isinstance(part, str) else one(part) for part in parts)
 
 
 def templates(tree: dict, names: set[str]) -> list[tuple[Path, list]]:
-    """Every text of the figure that waits for numbers."""
+    """Every text of the figure with numbers to fill in."""
     texts = ((p, s) for p, s in walk(tree) if isinstance(s, str) and p[-1] not in _PLOTLY_TEXT)
     return [(path, parts) for path, text in texts if (parts := parse_template(text, names))]

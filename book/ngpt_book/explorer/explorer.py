@@ -1,11 +1,11 @@
-"""What does a mechanism do when its parameters move?
+"""What does a mechanism do when its parameters change?
 
     Explorer(fn, params, figure)
 
-One object, two lives. On a page (the published book, Colab, VS Code) there is no Python: the function has been evaluated at
-every combination of the sliders' values, the answers travel inside the page (``grid.py``), and a few lines of JavaScript
-(``explorer.js``) draw the chosen cell. In JupyterLab, with a kernel, the same object is live (``widget.py``): each move calls
-the function.
+One object, two modes. A page (the published book, Colab, VS Code) has no Python: the function was evaluated at every
+combination of the sliders' values, the results are stored inside the page (``grid.py``), and a few lines of JavaScript
+(``explorer.js``) draw the chosen cell. In JupyterLab, with a kernel, the same object is live (``widget.py``): every change
+calls the function.
 
     fn       a pure function of the parameters that returns arrays: fn(alpha=0.1) -> {"t": [n], "path": [n, 3], "gap": 0.2}
     params   name of the parameter -> Slider (``slider.py``)
@@ -40,11 +40,11 @@ class Explorer:
     fn: a pure function of the sliders' values that returns a dict of arrays and numbers, of the same shapes everywhere.
     params: the name of each parameter of ``fn`` and its ``Slider`` (or just its values).
     figure: a function from that dict to a plotly figure, which only draws what it is given; or a ready figure, with ``bind``.
-    bind: for a ready figure: ``{"trace name.attribute": array key}``; left out, every key is itself such an address ("y"
-        alone is the first trace's).
-    readout: texts shown under the sliders, as ``"gap {gap:.2f}°"``, with numbers of the function or values of sliders; HTML, as
-        a slider's label is.
-    alt: what the figure shows, in words, for those who do not see it.
+    bind: for a ready figure: ``{"trace name.attribute": array key}``. By default every key is itself such an address (just
+        "y" is the first trace's).
+    readout: texts shown under the sliders, such as ``"gap {gap:.2f}°"``, with numbers of the function or values of sliders;
+        HTML, like a slider's label.
+    alt: what the figure shows, in words, for screen readers.
     name: the Explorer's key in the page's address; by default the function's name.
 
     >>> def parabola(a):
@@ -54,8 +54,8 @@ class Explorer:
     ...     line = go.Scatter(x=v["t"], y=v["y"])
     ...     return go.Figure(line)
     >>> sliders = {"a": Slider((0, 2, 11), default=1)}
-    >>> told = "y(1) = {top:.1f}"
-    >>> Explorer(parabola, sliders, draw, readout=told)
+    >>> text = "y(1) = {top:.1f}"
+    >>> Explorer(parabola, sliders, draw, readout=text)
     Explorer parabola: a = 1; 11 cells, 2 kB
     """
 
@@ -85,7 +85,7 @@ class Explorer:
         if self._draw is not None:
             self._frame = figure(binding.given(first))
             if not isinstance(self._frame, go.Figure):
-                raise ValueError(f"The figure's function returns a plotly Figure; it returned {type(self._frame).__name__}.")
+                raise ValueError(f"figure() must return a plotly Figure; it returned {type(self._frame).__name__}.")
             self._bindings = binding.probe(figure, first)
         else:
             self._frame = figure
@@ -105,7 +105,7 @@ class Explorer:
 
     @property
     def defaults(self) -> dict:
-        """Where the sliders stand at first."""
+        """The initial values of the sliders."""
         return {key: p.default for key, p in self.params.items()}
 
     @property
@@ -124,7 +124,7 @@ class Explorer:
         return sum(p.nbytes for p in self._packed.values())
 
     def evaluate(self, **values) -> binding.Arrays:
-        """The function's own answer at these values, in float64."""
+        """The function's result at these values, in float64."""
         try:
             answer = self.fn(**values)
         except Exception as error:
@@ -132,7 +132,7 @@ class Explorer:
         return binding.as_arrays(answer, _where(values))
 
     def _chosen(self, values: Mapping) -> dict:
-        """The values of all sliders; those that are not named stand at their defaults."""
+        """The values of all sliders; those not named have their defaults."""
         for key, value in values.items():
             if key not in self.params:
                 raise ValueError(f"There is no slider {key!r}; there are {', '.join(self.params)}.")
@@ -141,30 +141,30 @@ class Explorer:
         return {**self.defaults, **values}
 
     def grid(self) -> dict[str, np.ndarray]:
-        """Every array that is drawn or told, over the whole grid: [n_1, ..., n_k, *shape], exactly as the page decodes it."""
+        """Every array in the figure or a text, over the whole grid: [n_1, ..., n_k, *shape], exactly as the page decodes it."""
         k = len(self.sizes)
         return {key: np.broadcast_to(p.decode(), self.sizes + p.codes.shape[k:]) for key, p in self._packed.items()}
 
     def at(self, **values) -> dict[str, np.ndarray]:
-        """The decoded arrays of one cell; sliders that are not named stand at their defaults."""
+        """The decoded arrays of one cell; sliders not named have their defaults."""
         chosen = self._chosen(values)
         index = tuple(p.values.index(chosen[key]) for key, p in self.params.items())
         return {key: array[index] for key, array in self.grid().items()}
 
-    def _told(self) -> set[str]:
-        """The names that stand in texts."""
+    def _names_in_texts(self) -> set[str]:
+        """The names that occur in texts."""
         return {part[0] for parts in [*self.readout, *(p for _, p in self._texts)] for part in parts if isinstance(part, list)}
 
     def _check_texts(self) -> None:
-        for key in self._told() & set(self._first):
+        for key in self._names_in_texts() & set(self._first):
             if self._first[key].size != 1:
-                raise ValueError(f"A text names {{{key}}}: one number is needed, the function returns {self._first[key].size}.")
+                raise ValueError(f"The {{{key}}} in a text must be one number; the function returns {self._first[key].size}.")
         if not self._bindings and not self._texts:
             raise ValueError(f"Nothing in the figure comes from the function's arrays ({', '.join(self._first)}).")
 
     def _samples(self) -> set[tuple[int, ...]]:
-        """Cells at which the figure is drawn to see that it only draws: both ends of each slider, all ends at once, and some
-        of those in between (drawing takes longer than all the rest)."""
+        """Cells at which to check that the figure only draws: both ends of each slider, all ends at once, and some in between
+        (drawing is the slowest part)."""
         at = tuple(p.index for p in self.params.values())
         ends = [(0, n - 1) for n in self.sizes]
         cells = {(*at[:k], end, *at[k + 1 :]) for k, both in enumerate(ends) for end in both} | {*zip(*ends)}
@@ -172,7 +172,7 @@ class Explorer:
         return cells | {*every[:: max(1, len(every) // 8)]}
 
     def _pack(self) -> dict[str, Packed]:
-        used = {b.key for b in self._bindings} | self._told()
+        used = {b.key for b in self._bindings} | self._names_in_texts()
         grids = {key: np.empty((*self.sizes, *a.shape)) for key, a in self._first.items() if key in used}
         checked = self._samples()
         for index in itertools.product(*map(range, self.sizes)):
@@ -183,7 +183,7 @@ class Explorer:
                 if shape != first.shape:
                     raise ValueError(
                         f"The array {key!r} has shape {first.shape} at the defaults and {shape} {_where(values)}: "
-                        "an Explorer's arrays keep their shape (fill up with NaN, which is not drawn)."
+                        "an Explorer's arrays must keep their shape (pad with NaN, which is not drawn)."
                     )
             for key, grid in grids.items():
                 grid[index] = arrays[key]
@@ -192,8 +192,8 @@ class Explorer:
         log = {b.key for b in self._bindings if binding.on_log_axis(b.path, self._tree)}
         packed = {key: pack(grid, len(self.sizes), key in log) for key, grid in grids.items()}
         for axis, name in enumerate(self.params):
-            if name not in self._told() and all(p.dims[axis] == 1 for p in packed.values()):
-                raise ValueError(f"The slider {name!r} changes nothing that is drawn or told: draw what it moves.")
+            if name not in self._names_in_texts() and all(p.dims[axis] == 1 for p in packed.values()):
+                raise ValueError(f"The slider {name!r} changes nothing in the figure or its texts: draw what it changes.")
         total = sum(p.nbytes for p in packed.values())
         if total > LIMIT:
             rows = "\n".join(f"  {key}: {p.arithmetic()}" for key, p in packed.items())
@@ -205,8 +205,8 @@ class Explorer:
 
     # -- the figure at some values -------------------------------------------------------------------------------------
 
-    def said(self, values: Mapping, arrays: binding.Arrays) -> dict[str, float | str]:
-        """What a text may name: the function's single numbers, and the sliders' values as they are shown."""
+    def text_values(self, values: Mapping, arrays: binding.Arrays) -> dict[str, float | str]:
+        """The values that a text can name: the function's single numbers, and the sliders' values as shown."""
         shown = {key: p.texts[p.values.index(values[key])] for key, p in self.params.items()}
         return {**{key: float(a.reshape(-1)[0]) for key, a in arrays.items() if a.size == 1}, **shown}
 
@@ -215,27 +215,27 @@ class Explorer:
         for b in self._bindings:
             leaf = b.take(arrays)
             binding.put(figure, b.path, leaf if leaf.ndim else float(leaf))
-        said = self.said(values, arrays)
+        named = self.text_values(values, arrays)
         for path, parts in self._texts:
-            binding.put(figure, path, binding.fill(parts, said))
+            binding.put(figure, path, binding.fill(parts, named))
 
     def figure(self, **values) -> go.Figure:
-        """The plotly figure at these values of the sliders; those that are not named stand at their defaults."""
+        """The plotly figure at these values of the sliders; those not named have their defaults."""
         chosen = self._chosen(values)
         figure = styled(self._frame)
         self.fill(figure, chosen, self.evaluate(**chosen))
         return figure
 
-    # -- its two lives -------------------------------------------------------------------------------------------------
+    # -- page and widget -----------------------------------------------------------------------------------------------
 
     @cached_property
     def _digest(self) -> str:
-        """Stable from run to run: a hash of what the Explorer is."""
-        told = json.dumps([self.name, [[k, p.texts] for k, p in self.params.items()], sorted(self._packed)])
-        return hashlib.sha1(told.encode()).hexdigest()[:8]
+        """A hash of the Explorer's name, sliders and arrays, the same in every run."""
+        identity = json.dumps([self.name, [[k, p.texts] for k, p in self.params.items()], sorted(self._packed)])
+        return hashlib.sha1(identity.encode()).hexdigest()[:8]
 
     def to_html(self) -> str:
-        """The Explorer as a piece of HTML with everything in it but plotly.js. Each time it has another id."""
+        """The Explorer as HTML with everything except plotly.js. The id differs every time."""
         ident = page.unique_id(self._digest)
         spec = page.figure_spec(self._tree, [b.path for b in self._bindings])
         spec["arrays"] |= {key: p.spec() for key, p in self._packed.items()}
@@ -245,19 +245,19 @@ class Explorer:
             {"name": key, "default": p.index, "texts": p.texts, "values": [str(v) for v in p.values]}
             for key, p in self.params.items()
         ]
-        said = binding.escaped(self.said(self.defaults, self._first))
+        named = binding.escaped(self.text_values(self.defaults, self._first))
         caption = [f"{p.label or html.escape(key)} = {html.escape(p.texts[p.index])}" for key, p in self.params.items()]
         return page.block(
             ident,
             spec,
             still=to_svg(self.figure(), self.alt),
-            caption=" · ".join([*caption, *(binding.fill(parts, said) for parts in self.readout)]),
+            caption=" · ".join([*caption, *(binding.fill(parts, named) for parts in self.readout)]),
             alt=self.alt or f"Figure of {self.name} that follows the sliders below it",
             panel=page.panel(ident, self.params, len(self.readout)),
         )
 
     def widget(self):
-        """ipywidgets around a plotly FigureWidget; every move calls the function."""
+        """ipywidgets around a plotly FigureWidget; every change calls the function."""
         return widget.widget(self)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
@@ -272,13 +272,13 @@ class Explorer:
 
 
 def _check_kinds(fn: object, params: object, figure: object, bind: object, readout: object, alt: object) -> None:
-    """Is each argument of the kind that it must be?"""
+    """ValueError unless every argument has the right type."""
     texts = [readout] if isinstance(readout, str) else readout
     for holds, text in (
         (callable(fn), f"fn must be a function of the sliders' values; got {fn!r}."),
         (isinstance(params, Mapping), f"params must be a dict from a parameter's name to its Slider; got {params!r}."),
         (callable(figure) or isinstance(figure, go.Figure), f"figure must be a function or a plotly Figure; got {figure!r}."),
-        (bind is None or not callable(figure), "bind is for a ready figure: a figure's function is handed the arrays."),
+        (bind is None or not callable(figure), "bind is only for a ready figure: a figure's function receives the arrays."),
         (isinstance(texts, Sequence) and all(isinstance(t, str) for t in texts), f"readout must be text; got {readout!r}."),
         (isinstance(alt, str), f"alt must be text that says what the figure shows; got {alt!r}."),
     ):

@@ -1,13 +1,13 @@
-"""How does a whole grid of answers fit on a page?
+"""How does a whole grid of results fit on a page?
 
-An Explorer evaluates its function at every combination of its sliders' values. Here the resulting arrays are made small
-enough to be part of an HTML page, and are read back.
+An Explorer evaluates its function at every combination of its sliders' values. This file packs the resulting arrays small
+enough for an HTML page, and decodes them.
 
     values  [n_1, ..., n_k, *shape]   one array of the function, over k sliders
     dims    (n_1 or 1, ..., n_k or 1) 1 where the array does not depend on that slider: it is stored once along it
     kind    "u2": 16-bit codes, value = lo + code * step with step = range / 65535, so the error is at most step / 2
             "f4": float32, for what is drawn on a logarithmic axis over more than two decades
-            "f8": as it is, for single numbers (they are printed, not only drawn, and cost little), and beyond float32's range
+            "f8": unchanged, for single numbers (they are also printed, and take little space) and beyond float32's range
 """
 
 import base64
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEVELS = 65535  # code 65535 itself is given to NaN in arrays that have one; their range is then cut into 65534 steps
+LEVELS = 65535  # in arrays with NaN, code 65535 means NaN, and the range has 65534 steps
 _DTYPE = {"u2": "<u2", "f4": "<f4", "f8": "<f8"}
 
 
@@ -49,7 +49,7 @@ class Packed:
         return f"{shape} values × {self.codes.itemsize} bytes × 4/3 = {self.nbytes / 1e3:.0f} kB"
 
     def spec(self) -> dict:
-        """The same for the browser."""
+        """The array for explorer.js, as JSON data."""
         data = base64.b64encode(self.codes.astype(_DTYPE[self.kind]).tobytes()).decode()
         return {
             "dims": list(self.dims),
@@ -74,7 +74,7 @@ def pack(values: np.ndarray, sliders: int, log: bool = False) -> Packed:
     finite = values[~np.isnan(values)]
     lo, hi = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     if log and hi > 100 * max(lo, 0.0):
-        fits = 1e-30 < hi < 1e38  # what is far below the largest may vanish
+        fits = 1e-30 < hi < 1e38  # numbers far below the largest may become 0
         return Packed(values.astype(np.float32 if fits else np.float64), dims, "f4" if fits else "f8", 0.0, 1.0, False)
     nan = finite.size < values.size
     step = (hi - lo) / (LEVELS - nan)

@@ -1,9 +1,9 @@
 """How does a drawing get onto a page that has no Python?
 
-A drawing is one ``<div class="ngx">``: a still picture (SVG, seen without JavaScript and on paper), a place for plotly, the
-sliders of an Explorer, and a JSON specification. ``explorer.js`` finds such blocks and brings them to life. It travels with
-every output, so that Colab, VS Code and nbconvert work (plotly.js then comes from its CDN); the book's Sphinx extension takes
-it out again and serves one copy, and one plotly.js, from the site itself.
+A drawing is one ``<div class="ngx">``: a still picture (SVG, for paper and browsers without JavaScript), a place for plotly,
+the sliders of an Explorer, and a JSON specification. ``explorer.js`` finds such blocks and makes them interactive. Every output
+contains a copy of it, so that Colab, VS Code and nbconvert work (plotly.js then comes from its CDN). The book's Sphinx
+extension removes the copies and serves one, and one plotly.js, from the site itself.
 
 ``show(figure, alt="...")`` does the same for a figure without sliders.
 """
@@ -36,13 +36,13 @@ _seen: Counter[str] = Counter()
 
 
 def unique_id(digest: str) -> str:
-    """ngx-<hash>-<how many of the same came before>: the same in every run, different within one."""
+    """ngx-<hash>-<count>: the same in every run, unique within a run."""
     _seen[digest] += 1
     return f"ngx-{digest}-{_seen[digest]}"
 
 
 def _json(tree) -> str:
-    """JSON that may stand inside <script>; NaN as null."""
+    """JSON that is safe inside <script>; NaN becomes null."""
 
     def plain(x):
         if isinstance(x, dict):
@@ -59,7 +59,7 @@ def _json(tree) -> str:
 
 
 def figure_spec(tree: dict, bound: Sequence[binding.Path] = ()) -> dict:
-    """The figure for explorer.js: what does not move stays in place, except long arrays, which are packed and bound."""
+    """The figure for explorer.js: constant parts are written out, except long arrays, which are packed and bound."""
     spec = {"data": [{} for _ in tree["data"]], "layout": {}, "arrays": {}, "bind": []}
     for path, leaf in binding.walk(tree):
         numbers = binding.numeric(leaf)
@@ -78,7 +78,7 @@ def figure_spec(tree: dict, bound: Sequence[binding.Path] = ()) -> dict:
 
 
 def _rounded(numbers: np.ndarray) -> np.ndarray:
-    """To six digits, which are plenty for the eye, unless the numbers are closer together than that."""
+    """Rounded to six digits, unless the numbers are closer together than that."""
     short = np.vectorize(lambda x: float(f"{x:.6g}"), otypes=[float])(numbers)
     finite = numbers[np.isfinite(numbers)]
     spread = np.ptp(finite) if finite.size > 1 else 0.0
@@ -101,7 +101,7 @@ def _put(tree: dict, path: binding.Path, leaf) -> None:
 
 @cache
 def script(book: bool = False) -> str:
-    """explorer.js with its style sheet and the template; in the book it never asks another host for plotly.js."""
+    """explorer.js with its style sheet and the template; in the book it never loads plotly.js from another host."""
     settings = {
         "css": (HERE / "explorer.css").read_text(),
         "template": TEMPLATE.to_plotly_json(),
@@ -112,7 +112,7 @@ def script(book: bool = False) -> str:
 
 
 def panel(ident: str, params: Mapping[str, Slider], readouts: int) -> str:
-    """The sliders, shown once they can move: native range inputs, each tied to its label and to the text of its value."""
+    """The sliders, hidden until they work: native range inputs, each connected to its label and the text of its value."""
     rows = []
     for i, (name, p) in enumerate(params.items()):
         about = f'<span class="ngx-about">{html.escape(p.about)}</span>' if p.about else ""
@@ -122,10 +122,10 @@ def panel(ident: str, params: Mapping[str, Slider], readouts: int) -> str:
             f'<input type="range" id="{tied}" min="0" max="{len(p.values) - 1}" step="1" value="{p.index}" '
             f'aria-valuetext="{shown}" autocomplete="off"><output for="{tied}">{shown}</output></div>'
         )
-    told = '<span class="ngx-told"></span>' * readouts
+    text = '<span class="ngx-told"></span>' * readouts
     return (
         f'<div class="ngx-panel" hidden>{"".join(rows)}<div class="ngx-foot">'
-        f'<div class="ngx-readout" role="status">{told}</div><button type="button" class="ngx-reset">Reset</button></div></div>'
+        f'<div class="ngx-readout" role="status">{text}</div><button type="button" class="ngx-reset">Reset</button></div></div>'
     )
 
 
@@ -157,11 +157,11 @@ class Picture:
 
 
 def show(figure: go.Figure, alt: str) -> None:
-    """Display a figure in a notebook; ``alt`` says in words what it shows, for those who do not see it."""
+    """Display a figure in a notebook; ``alt`` describes it in words for screen readers."""
     from IPython.display import display
 
     if not isinstance(figure, go.Figure):
         raise ValueError(f"show takes a plotly Figure; got {type(figure).__name__}.")
     if not isinstance(alt, str) or not alt.strip():
-        raise ValueError('show(figure, alt="..."): say in a sentence what the figure shows; screen readers read it aloud.')
+        raise ValueError('show(figure, alt="..."): describe the figure in a sentence; screen readers read it aloud.')
     display(Picture(figure, alt))

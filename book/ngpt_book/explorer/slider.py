@@ -1,4 +1,4 @@
-"""Which values can a reader give to a parameter, and how are they written?"""
+"""Which values can a reader give to a parameter, and how are they displayed?"""
 
 import math
 from collections.abc import Sequence
@@ -20,55 +20,55 @@ class Slider:
     """
 
     values: Sequence
-    """A tuple (start, stop, n) for n evenly spaced values, or a list of the values themselves (texts are allowed)."""
+    """A tuple (start, stop, n) for n evenly spaced values, or a list of values (strings are allowed)."""
     default: float | int | str | None = None
-    """One of the values; the middle one where it is left out."""
+    """One of the values; by default the middle one."""
     label: str = ""
-    """The paper's symbol, as HTML (``"α"``, ``"s<sub>z</sub>"``); the parameter's name where it is left out."""
+    """The paper's symbol, as HTML (``"α"``, ``"s<sub>z</sub>"``); by default the parameter's name."""
     about: str = ""
     """A word or two beside the symbol (``"step size"``)."""
     unit: str = ""
-    """What follows the number, with its space if it wants one (``"°"``, ``" steps"``)."""
+    """What follows the number, including a space if needed (``"°"``, ``" steps"``)."""
     log: bool = False
-    """Evenly spaced in the logarithm (only for start, stop, n)."""
+    """Space the values evenly in the logarithm (only for start, stop, n)."""
     format: str = ""
-    """A Python format for the shown value, as ".2f"; as many digits as keep the values apart where it is left out."""
+    """A Python format for the displayed value, such as ".2f"; by default with enough digits to tell the values apart."""
 
     def __post_init__(self):
         if isinstance(self.values, str) or not hasattr(self.values, "__iter__"):
-            raise ValueError(f"A slider's values are (start, stop, number of values) or a list of values; got {self.values!r}.")
+            raise ValueError(f"A slider needs (start, stop, number of values) or a list of values; got {self.values!r}.")
         spread = isinstance(self.values, tuple)
         if self.log and not spread:
-            raise ValueError(f"log spaces (start, stop, number of values); these are a list already: {list(self.values)}.")
+            raise ValueError(f"log needs (start, stop, number of values); got a list: {list(self.values)}.")
         values = self._spread() if spread else tuple(map(_plain, self.values))
         for value in values:
             if not isinstance(value, str) and not (isinstance(value, int | float) and math.isfinite(value)):
-                raise ValueError(f"A slider's value is a finite number or a text; got {value!r}.")
+                raise ValueError(f"A slider's value must be a finite number or a string; got {value!r}.")
         object.__setattr__(self, "values", values)
         if len(self.values) < 2 or len(set(self.values)) < len(self.values):
-            raise ValueError(f"A slider needs at least two different values, got {list(self.values)}.")
+            raise ValueError(f"A slider needs at least two values, all different; got {list(self.values)}.")
         default = self.values[len(self.values) // 2] if self.default is None else self.default
         near = [v for v in self.values if v == default or _close(v, default)]
         if not near:
             raise ValueError(f"default={default!r} is not one of the slider's values {list(self.values)}.")
         object.__setattr__(self, "default", near[0])
         if len(set(self.texts)) < len(values):
-            raise ValueError(f"Two values of a slider are shown alike, as {list(self.texts)}: choose another format.")
+            raise ValueError(f"Two values of a slider look the same, in {list(self.texts)}: choose another format.")
 
     def _spread(self) -> tuple:
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
         if len(self.values) != 3 or not numbers or not isinstance(self.values[2], int):
-            raise ValueError(f"A tuple means (start, stop, number of values), got {self.values}; single values come as a list.")
+            raise ValueError(f"A tuple means (start, stop, number of values); got {self.values}. Put single values in a list.")
         start, stop, n = self.values
         if self.log and min(start, stop) <= 0:
-            raise ValueError(f"A logarithmic slider runs between positive numbers, got {start} to {stop}.")
+            raise ValueError(f"A logarithmic slider needs positive ends; got {start} to {stop}.")
         points = [float(f"{x:.12g}") for x in (np.geomspace if self.log else np.linspace)(start, stop, n)]
         whole = isinstance(start, int) and isinstance(stop, int) and all(x.is_integer() for x in points)
         return tuple(int(x) if whole else x for x in points)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The values as they are shown, unit included."""
+        """The values as displayed, including the unit."""
         form = self.format or self._format()
         return tuple(v if isinstance(v, str) else format(v, form) + self.unit for v in self.values)
 
@@ -76,19 +76,19 @@ class Slider:
         numbers = [v for v in self.values if not isinstance(v, str)]
         if all(isinstance(v, int) for v in numbers):
             return "d"
-        for digits in range(3, 17):  # as few as keep the values apart
+        for digits in range(3, 17):  # the fewest that tell the values apart
             if len({format(v, f".{digits}g") for v in numbers}) == len(numbers):
                 break
         return f".{digits}g"
 
     @property
     def index(self) -> int:
-        """The default's place among the values."""
+        """The index of the default among the values."""
         return self.values.index(self.default)
 
 
 def _plain(value):
-    """numpy's and torch's numbers as Python's own."""
+    """numpy's and torch's numbers as Python numbers."""
     return value.item() if hasattr(value, "item") else value
 
 

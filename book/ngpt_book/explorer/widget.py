@@ -1,6 +1,6 @@
-"""How does an Explorer live in JupyterLab, where there is a kernel?
+"""How does an Explorer work in JupyterLab, where there is a kernel?
 
-As ipywidgets around a plotly FigureWidget; every move calls the function itself.
+As ipywidgets around a plotly FigureWidget; every change calls the function.
 """
 
 import html
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def has_widgets() -> bool:
-    """Is this a JupyterLab (or Notebook 7) session whose front end draws FigureWidget?
+    """Is this a JupyterLab (or Notebook 7) session, with a front end that supports FigureWidget?
 
-    Colab and VS Code have open bugs there and get the page's life. While the book is built (NGPT_BOOK) no widget state may
-    reach the stored notebooks. A kernel that a Jupyter server started knows its session's name; VS Code signs its own "jvsc".
+    Colab and VS Code have open bugs with it and get the static page instead. While the book is built (NGPT_BOOK), no widget
+    state may reach the stored notebooks. A Jupyter server tells its kernels the session's name; VS Code marks its own "jvsc".
     """
     session = os.environ.get("JPY_SESSION_NAME", "")
     elsewhere = "jvsc" in session or "VSCODE_PID" in os.environ or "google.colab" in sys.modules
@@ -31,12 +31,12 @@ def has_widgets() -> bool:
 
 
 def view(box) -> dict:
-    """What a front end needs to show the widget."""
+    """The data that a front end needs to display the widget."""
     return {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
 
 
 def widget(explorer: "Explorer"):
-    """The Explorer as a VBox: the figure, a slider for each parameter, the readout, and a way back."""
+    """The Explorer as a VBox: the figure, one slider per parameter, the readout, and a reset button."""
     import ipywidgets as widgets
 
     figure = go.FigureWidget(explorer.figure())
@@ -45,15 +45,15 @@ def widget(explorer: "Explorer"):
     for key, p in explorer.params.items():
         words = f"{p.label or html.escape(key)} {html.escape(p.about)}".strip()
         sliders[key] = widgets.SelectionSlider(options=list(zip(p.texts, p.values)), value=p.default, description=words, **wide)
-    told, reset = widgets.HTML(), widgets.Button(description="Reset", layout={"width": "7em"})
+    readout, reset = widgets.HTML(), widgets.Button(description="Reset", layout={"width": "7em"})
 
     def move(_=None):
         values = {key: slider.value for key, slider in sliders.items()}
         arrays = explorer.evaluate(**values)
         with figure.batch_update():
             explorer.fill(figure, values, arrays)
-        said = binding.escaped(explorer.said(values, arrays))
-        told.value = "<br>".join(binding.fill(parts, said) for parts in explorer.readout)
+        named = binding.escaped(explorer.text_values(values, arrays))
+        readout.value = "<br>".join(binding.fill(parts, named) for parts in explorer.readout)
 
     def back(_):
         for key, slider in sliders.items():
@@ -63,4 +63,4 @@ def widget(explorer: "Explorer"):
         slider.observe(move, "value")
     reset.on_click(back)
     move()
-    return widgets.VBox([figure, *sliders.values(), told, reset])
+    return widgets.VBox([figure, *sliders.values(), readout, reset])

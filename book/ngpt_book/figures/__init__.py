@@ -1,1 +1,1 @@
-"""What does each chapter draw? One module per chapter, from ngpt_core's own functions to plotly."""
+"""What does each chapter draw? One module per chapter, from ngpt_core's functions to plotly."""

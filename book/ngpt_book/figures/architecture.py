@@ -1,10 +1,10 @@
-"""What does the page on architecture draw? Which part of ngpt_core imports which: a staircase, and every arrow points down.
+"""What does the architecture page draw? Which part of ngpt_core imports which: a staircase in which every arrow points down.
 
     python -m ngpt_book.figures.architecture         (writes book/_assets/architecture.svg; a test compares it with the source)
 
-One step of the staircase is one part, the highest rank on top. From the end of a step a line runs to the right; a dot on it
-marks the column of a part that it imports, and the column leads down to that part. An import against the ranks would have to
-lead up. The picture brings its own colors and reads on white and on black: white names on filled steps, lines in mid-grey.
+Each step of the staircase is one part, with the highest rank on top. From the end of a step a line runs to the right; a dot on
+it marks the column of a part that it imports, and the column leads down to that part. An import against the ranks would have
+to lead up. The colors are readable on white and on black: white names on filled steps, lines in mid-gray.
 """
 
 from graphlib import TopologicalSorter
@@ -24,7 +24,7 @@ TOP, ROW, HEIGHT = 8, 32, 22  # of the first step, from one to the next, of one
 
 
 def steps(imports: dict[str, set[str]]) -> list[str]:
-    """The parts from top to bottom: the book, then by rank; inside a rank what imports stands above what it imports."""
+    """The parts from top to bottom: the book, then by rank; within a rank, a part is above those that it imports."""
     found = ["ngpt_book"]
     for parts in reversed(RANKS):
         above = {part: [other for other in parts if part in imports[other]] for part in parts}
@@ -71,7 +71,7 @@ def draw(imports: dict[str, set[str]]) -> str:
 
 
 def drawn() -> str:
-    """The picture of the source as it is now."""
+    """The picture of the current source."""
     return draw(edges(read(ROOT / "ngpt_core", ROOT / "book" / "ngpt_book")))
 
 

@@ -1,12 +1,13 @@
 """What did our own runs find? The data and the drawings of chapter 9.
 
 ``evidence.json`` is made by benchmarks/evidence/analyse.py from the table of all runs (benchmarks/evidence/results/runs.jsonl).
-Nothing is computed here that is not drawing.
+This file only draws.
 
-    fight   GPT and nGPT with the same blocks, data, batches and tokens, each with its tuned numbers, on three seeds
+    fight   a comparison of GPT and nGPT with the same blocks, data, batches and tokens, each with its tuned numbers, on
+            three seeds
     round   which numbers: 0 is A, tuned on the smallest dense model; 1 is B, with betas and warmup of the smallest hybrid
     share   the length of one of nGPT's schedules, in units of GPT's
-    batch   tokens in a batch: 256 at the smallest size, 1,024 in the study that came before it
+    batch   tokens in a batch: 256 at the smallest size, 1,024 in the earlier study
 """
 
 import numpy as np
@@ -77,12 +78,12 @@ def ratio_figure(v: dict) -> go.Figure:
 
 
 def short(name: str) -> str:
-    """The name of a fight where there is little room."""
+    """A short name of a comparison."""
     return name.replace(" tokens", "")
 
 
 def ratios_figure() -> go.Figure:
-    """The token ratio of every fight with its 95% interval; where a seed is not reached there is no mean, only the seeds."""
+    """The token ratio of every comparison with its 95% interval; if a seed does not reach GPT, only the seeds."""
     names, figure = list(FIGHTS)[::-1], go.Figure()
     decided = [name for name in names if FIGHTS[name]["ratio"]]
     seeds = [(ratio, name) for name in names for ratio in FIGHTS[name]["seeds"] if ratio]
@@ -109,8 +110,8 @@ def ratios_figure() -> go.Figure:
 
 
 def _ratios_over(x: str, groups: dict[str, tuple[list[dict], str, float]]) -> go.Figure:
-    """The token ratio over a field ``x`` of fights, in groups {name: (fights, colour, factor that sets it aside)}; each seed as
-    a ring, or as a triangle at the edge where it does not reach GPT; then there is no mean."""
+    """The token ratio over a field ``x`` of comparisons, in groups {name: (comparisons, color, factor that shifts it)}. Each
+    seed is a ring, or a triangle at the edge if it does not reach GPT; then there is no mean."""
     figure = go.Figure()
     for name, (mine, color, aside) in groups.items():
         each = [(f[x] * aside, r or 1.36) for f in mine for r in f["seeds"]]
@@ -131,7 +132,7 @@ def _ratios_over(x: str, groups: dict[str, tuple[list[dict], str, float]]) -> go
 
 
 def sizes_figure() -> go.Figure:
-    """The token ratio over the number of active parameters, about 2.5 tokens for each."""
+    """The token ratio over the number of active parameters, with about 2.5 tokens per parameter."""
     kinds = {"hybrid, B": ("hybrid", 1, NGPT, 1.0), "hybrid, A": ("hybrid", 0, COLORS["teal"], 0.95),
              "dense, B": ("dense", 1, COLORS["magenta"], 1.1), "dense, A": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
     short_runs = [f for f in FIGHTS.values() if f["tokens_per_parameter"] < 4]
@@ -145,7 +146,7 @@ def sizes_figure() -> go.Figure:
 
 
 def budgets_figure() -> go.Figure:
-    """The token ratio over the tokens for each active parameter: the hybrids, with numbers B, by their size."""
+    """The token ratio over the tokens per active parameter: the hybrids, with numbers B, by size."""
     sizes = {"0.2M": (COLORS["teal"], 0.93), "0.5M": (COLORS["gold"], 1.0), "1M": (NGPT, 1.05)}  # side by side
     figure = _ratios_over("tokens_per_parameter", {
         f"hybrid {size}": ([f for f in FIGHTS.values() if f["model"] == f"hybrid-{size}" and f["round"]], color, aside)
@@ -159,7 +160,7 @@ def budgets_figure() -> go.Figure:
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def curves_figure(fight: str) -> go.Figure:
-    """Training loss over tokens, three seeds a side; each point is the mean of one fortieth of the run."""
+    """Training loss over tokens, three seeds per side; each point is the mean of one fortieth of the run."""
     f, figure = FIGHTS[fight], go.Figure()
     for name, color in (("GPT", GPT), ("nGPT", NGPT)):
         for i, curve in enumerate(f["curves"][name.lower()]):
@@ -178,7 +179,7 @@ def _words(recipe: dict) -> str:
 
 
 def tuning_figure() -> go.Figure:
-    """Every trial of both sides in its order, and the best so far."""
+    """Every trial of both sides in order, and the best so far."""
     figure = go.Figure()
     for name, color, symbol in (("GPT", GPT, "square"), ("nGPT", NGPT, "circle")):
         trials = DATA["tuning"][name.lower()]["trials"]
@@ -200,7 +201,7 @@ KINDS = {"hybrid": ("hybrid", "circle", 9), "dense": ("dense (click)", "diamond-
 
 
 def _verdict(a: dict) -> str:
-    """The colour of a change: worse than the recipe beyond its interval, better, or not to be told."""
+    """The color of a change: significantly worse than the recipe, significantly better, or undecided."""
     return COLORS["red"] if a["low"] > 0 else NGPT if a["high"] < 0 else COLORS["grey"]
 
 
@@ -236,7 +237,7 @@ BLOCKS = {number: [b for b in DATA["blocks"] if b["round"] == number] for number
 
 
 def blocks(seed: str, tokens: str) -> dict:
-    """What each block is worth: by how much the held-out loss rises when it is left out."""
+    """What each block is worth: how much the held-out loss rises without it."""
     steps = {f"{f['tokens'] / 1e6:.1f}M": f["steps"] for f in FIGHTS.values() if f["model"] == DENSE}[tokens]
     found = {b["side"]: b for b in BLOCKS[0] if (b["model"], b["seed"], b["steps"]) == (DENSE, int(seed), steps)}
     return {
@@ -267,7 +268,7 @@ def _knobs(recipe: dict) -> dict[str, float]:
 
 
 def length_table(steps: int, knob: str) -> dict[float, float]:
-    """Value of a knob -> final loss of the runs of this length in which nothing else was changed."""
+    """Value of a knob -> final loss of the runs of this length with no other change."""
     own, found = _knobs({}), {}
     for r in DATA["lengths"]:
         mine = _knobs(r["change"])
@@ -281,7 +282,7 @@ LENGTHS = [n for n in sorted({r["steps"] for r in DATA["lengths"]}) if all(len(l
 
 
 def length(knob: str, steps: int) -> dict:
-    """Final loss as one knob is turned, the others being the recipe's."""
+    """Final loss as one knob changes, with the recipe's values for the others."""
     found = length_table(int(steps), knob)
     pad = [np.nan] * (6 - len(found))
     losses = np.array([*found.values(), *pad])
@@ -304,7 +305,7 @@ WIDTHS = {"dense-0.2M": 64, "dense-0.5M": 96, "dense-1M": 128, "hybrid-0.2M": 64
 
 
 def peaks_figure() -> go.Figure:
-    """The best C over the length of the run, and recipe.scaled's; a triangle: the best is the largest that was tried."""
+    """The best C over the length of the run, and recipe.scaled's. A triangle: the best is the largest one tried."""
     figure, steps = go.Figure(), np.geomspace(200, 20_000, 60)
     for width, dash in ((64, "solid"), (136, "dash")):
         config = preset("pico", d_model=width)

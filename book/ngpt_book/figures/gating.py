@@ -1,4 +1,4 @@
-"""What does chapter 5 draw? The gate over the second-moment scale, one coordinate's life, and a real run beneath the gate."""
+"""What does chapter 5 draw? The gate over the second-moment scale, one coordinate over time, and a real run under the gate."""
 
 import numpy as np
 import plotly.graph_objects as go
@@ -24,7 +24,7 @@ def _thin(color: str) -> dict:
 
 
 def gate_curves(a: float, eps_gate: float, eps_num: float) -> dict:
-    """The gate, and the step of a coordinate whose m_hat is as large as its sqrt(v_hat), in units of the learning rate."""
+    """The gate, and the step of a coordinate with m_hat = sqrt(v_hat), in units of the learning rate."""
     s = torch.tensor(SCALES)
     d = s + eps_num  # alg. 1, line 8
     return {
@@ -58,7 +58,7 @@ STEPS = 60
 
 
 def coordinate_life(log_g: float, noise: float, a: float) -> dict:
-    """Distance travelled in units of lr by one coordinate with gradients 10^log_g (1 + noise * N(0,1)), betas 0.975."""
+    """Distance traveled in units of lr by one coordinate with gradients 10^log_g (1 + noise * N(0,1)), betas 0.975."""
     draw = torch.Generator().manual_seed(7)
     g = 10.0**log_g * (1 + noise * torch.randn(STEPS, generator=draw, dtype=torch.float64))
     beta, m, v = 0.975, [0.0], [0.0]

@@ -99,7 +99,7 @@ def step_angles_figure(v: dict) -> go.Figure:
 
 
 def cap_figure(free: list[float], capped: list[float], limit: list[float]) -> go.Figure:
-    """The largest angle of a row in each step, without a cap, with it, and the cap itself; in degrees."""
+    """The largest angle of a row in each step, without and with the cap, and the cap itself; in degrees."""
     figure = go.Figure()
     steps = np.arange(1, len(free) + 1)
     for y, name, color, dash in (
@@ -133,12 +133,12 @@ ANGLES = np.geomspace(1e-8, 1e-1, 57)
 
 
 def by_acos(w: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    """The angle as the arccosine of a dot product: what one would write first."""
+    """The angle as the arccosine of a dot product: the obvious formula."""
     return torch.acos((sphere.unit(w) * sphere.unit(w + delta)).sum(-1).clamp(-1, 1))
 
 
 def by_candidate(w: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-    """The paper's equation as it is written: u from the candidate w + delta."""
+    """The paper's equation as written: u from the candidate w + delta."""
     u = sphere.tangent(w + delta, w)
     return torch.atan2(u.norm(dim=-1), (sphere.unit(w) * (w + delta)).sum(-1))
 

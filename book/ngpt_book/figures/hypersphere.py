@@ -1,6 +1,6 @@
 """What does chapter 1 draw? Points that walk on the 3-D sphere, and dot products of unit vectors in d dimensions.
 
-Each pair of functions is what an Explorer asks for: one computes arrays with ngpt_core's own geometry, one draws them.
+Each Explorer uses a pair of functions: one computes arrays with ngpt_core's geometry, the other draws them.
 """
 
 import math
@@ -64,7 +64,7 @@ def add_points(
 
 
 def one_step(alpha: float, angle: float) -> dict:
-    """From h towards a suggestion ``angle`` degrees away: the chord, the arc, and where alpha lands on each."""
+    """From h toward a suggestion ``angle`` degrees away: the chord, the arc, and where alpha lands on each."""
     h = place(-25, 33)
     side = sphere.unit(sphere.tangent(place(60, 50), h))
     suggestion = math.cos(math.radians(angle)) * h + math.sin(math.radians(angle)) * side
@@ -102,7 +102,7 @@ def one_step_figure(v: dict) -> go.Figure:
 
 
 def place(longitude: float, latitude: float) -> Tensor:
-    """A point of the sphere by its longitude and latitude in degrees."""
+    """A point on the sphere, from its longitude and latitude in degrees."""
     lon, lat = math.radians(longitude), math.radians(latitude)
     return torch.tensor([math.cos(lat) * math.cos(lon), math.cos(lat) * math.sin(lon), math.sin(lat)], dtype=torch.float64)
 
@@ -116,12 +116,12 @@ def attention(h: Tensor, keys: Tensor, values: Tensor, sharpness: float = 3.0) -
 
 
 def mlp(h: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """A squared-ReLU MLP in R^3 whose rows are points: Norm(relu(U h)^2 W). Similar anchors answer loudest."""
+    """A squared-ReLU MLP in R^3 with points as rows: Norm(relu(U h)^2 W). Similar anchors respond most."""
     return sphere.unit(torch.relu(up @ h).square() @ down)
 
 
 def forward_pass(alpha_a: float, alpha_m: float, layers: int) -> dict:
-    """The hidden state of "is" walks; each block sees where it stands and suggests a point."""
+    """The hidden state of "is" moves from block to block; each block sees its position and suggests a point."""
     keys = torch.stack([WORDS["Life"], WORDS["is"]])
     values = torch.stack([place(20, 62), place(50, 8)])  # what "Life" and "is" have to say
     up, down = torch.stack([place(30, 10), place(40, 60)]), torch.stack([place(95, 30), place(62, 52)])
@@ -134,7 +134,7 @@ def forward_pass(alpha_a: float, alpha_m: float, layers: int) -> dict:
             seen.append(suggestion)
 
     def padded(points: list[Tensor], n: int) -> Tensor:
-        """A fixed number of points, whatever the number of layers: the last one again."""
+        """A fixed number of points, whatever the number of layers: the last one is repeated."""
         return torch.stack([*points, *[points[-1]] * (n - len(points))])
 
     return {
@@ -193,9 +193,9 @@ COSINES, MATCH, BINS = np.linspace(-0.999, 0.999, 401), np.linspace(0, 1, 201), 
 
 @cache
 def dot_histogram(d: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same density from 8000 random unit vectors and a fixed one: counted once for each d, whatever the logit scale.
+    """The same density from 8000 random unit vectors and a fixed one, computed once per d.
 
-    Returns the middles of the bars, which lie within five standard deviations, and their heights.
+    Returns the centers of the bars, which lie within five standard deviations, and their heights.
     """
     drawn = sphere.random(8000, d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)[:, 0]
     edges = min(1.0, 5 / math.sqrt(d)) * np.linspace(-1, 1, BINS + 1)

@@ -29,7 +29,7 @@ class Losses(NamedTuple):
     diff: float
     """As printed."""
     percent: float
-    """As printed: of GPT's loss."""
+    """As printed: the gain as a share of GPT's loss."""
 
 
 class Rung(NamedTuple):
@@ -65,7 +65,7 @@ SPLITS = ["training", "validation"]
 
 
 def losses(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The column of GPT and the column of nGPT, "training" or "validation"."""
+    """The columns of GPT and nGPT, for "training" or "validation"."""
     rows = [getattr(rung, split) for rung in TABLE.values()]
     return np.array([row.gpt for row in rows]), np.array([row.ngpt for row in rows])
 
@@ -83,7 +83,7 @@ class Fit(NamedTuple):
     A: float
     p: float
     rms: float
-    """Root of the mean squared residual."""
+    """The root mean square of the residuals."""
 
     def __call__(self, x):
         return self.E + self.A * np.asarray(x) ** -self.p
@@ -116,7 +116,7 @@ def profile(x: np.ndarray, loss: np.ndarray, E: np.ndarray) -> np.ndarray:
 
 
 def interval(x: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
-    """All E >= 0 that the 95% F-test keeps, if the residuals were independent and of one size: a rough scale, no more."""
+    """All E >= 0 that the 95% F-test keeps, assuming independent residuals of equal size: only a rough scale."""
     E = np.linspace(0, loss.min() - 0.01, 400)
     kept = E[profile(x, loss, E) ** 2 <= fit(x, loss).rms ** 2 * (1 + F_95 / 3)]
     return float(kept.min()), float(kept.max())
@@ -143,7 +143,7 @@ def reached(loss: float, x: np.ndarray, ladder: np.ndarray) -> float:
 
 
 def slope(ladder: np.ndarray) -> np.ndarray:
-    """What nGPT or GPT gains per doubling of the tokens (and of the size with them) between two neighbouring rungs."""
+    """What nGPT or GPT gains per doubling of tokens (and size) between two neighboring rungs."""
     return -np.diff(ladder) / np.diff(np.log2(TOKENS))
 
 
@@ -208,7 +208,7 @@ def _profiles(split: str, left_out: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def irreducible(split: str, left_out: str, E: float) -> dict:
-    """Both ladders with E chosen by hand: log(L - E) over log tokens, and how much the residual minds E."""
+    """Both ladders with E chosen by hand: log(L - E) over log tokens, and how much the residual depends on E."""
     keep = np.array([name != left_out for name in RUNGS])
     out = {"x": np.where(keep, TOKENS, np.nan), "E": E}
     for key, loss, residuals in zip(("gpt", "ngpt"), losses(split), _profiles(split, left_out)):
@@ -284,7 +284,7 @@ SHARES = np.linspace(0.2, 1.0, 41)
 
 
 def fixed_size(split: str, share: float, overhead: float) -> dict:
-    """The tokens that nGPT 30B would need for GPT 30B's loss, if tokens alone brought ``share`` of the ladder's gain."""
+    """The tokens that nGPT 30B would need for GPT 30B's loss, if more tokens alone brought ``share`` of the ladder's gain."""
     gpt, ngpt = losses(split)
     doublings = (gpt[-1] - ngpt[-1]) / slope(ngpt)[-1]  # of the ladder, tokens and size together
     more = 1 + overhead / 100
@@ -317,7 +317,7 @@ GATED = RUNGS[:4]  # the sizes of the paper's figure a = 0.5 against a = 1
 
 
 def gate_gain(saved: float, share: float) -> dict:
-    """What ``saved`` percent fewer tokens would be as a difference in validation loss, beside the whole gap GPT - nGPT."""
+    """``saved`` percent fewer tokens as a difference in validation loss, next to the whole gap GPT - nGPT."""
     gpt, ngpt = losses("validation")
     gain = share * slope(ngpt)[:4] * -math.log2(1 - saved / 100)
     whole = (gpt - ngpt)[:4]

@@ -1,6 +1,6 @@
 """What does chapter 3 draw? The backward scale of LGP, the multiplier that it removes, and s_z in a small run.
 
-Symbols: s_z the logit scales; b(s_z) what stands in their place in the backward pass; q the strength; t step; r = t/T.
+Symbols: s_z the logit scales; b(s_z) what replaces them in the backward pass; q the strength; t step; r = t/T.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ TOKENS = 201
 
 
 def scales(mean: float, spread: float) -> torch.Tensor:
-    """[201] logit scales in ascending order: the quantiles of a log-normal law with this mean and this std of log s_z."""
+    """[201] logit scales in ascending order: the quantiles of a log-normal distribution with this mean and std of log s_z."""
     p = (torch.arange(TOKENS, dtype=torch.float64) + 0.5) / TOKENS
     s_z = torch.exp(spread * torch.special.ndtri(p))
     return mean * s_z / s_z.mean()
@@ -71,7 +71,7 @@ PROGRESS = np.geomspace(FIRST, STEPS, 161) / STEPS
 
 
 def hidden_multiplier(start: float, slope: float, rho: float) -> dict:
-    """mean(s_z) = start + slope * ln(t / 1000) from step 1000 to a million, and the schedule that it makes of log decay."""
+    """mean(s_z) = start + slope * ln(t / 1000) from step 1000 to a million, and the effective schedule under log decay."""
     mean = start + slope * np.log(PROGRESS * STEPS / FIRST)
     eta = log_decay(PROGRESS, rho)
     product = eta * mean
@@ -111,7 +111,7 @@ def hidden_multiplier_figure(v: dict) -> go.Figure:
 
 
 def log_fit(step: list[float], mean: list[float], start: float, of=np.log) -> tuple[float, float, float]:
-    """(a, b, R^2) of the least-squares line a + b ln(t) through the points with t >= start; ``of`` puts another f(t) for ln."""
+    """(a, b, R^2) of the least-squares line a + b ln(t) through the points with t >= start; ``of`` replaces ln."""
     t, y = np.asarray(step, float), np.asarray(mean, float)
     x, y = of(t[t >= start]), y[t >= start]
     b, a = np.polyfit(x, y, 1)
@@ -119,7 +119,7 @@ def log_fit(step: list[float], mean: list[float], start: float, of=np.log) -> tu
 
 
 def small_runs() -> dict[str, dict]:
-    """What book/_data/make_lgp.py has stored: schedule -> step, mean (of s_z), seen (its mean over bytes that occurred), ..."""
+    """The results of data/make_lgp.py: schedule -> step, mean (of s_z), seen (its mean over bytes that occurred), ..."""
     return stored("lgp")
 
 
@@ -141,7 +141,7 @@ def run_figure(runs: dict[str, dict], start: float) -> go.Figure:
 
 
 def gradient_figure(run: dict) -> go.Figure:
-    """The norm of the gradient of everything but s_z: as LGP makes it, and mean(s_z) times that, as backpropagation would."""
+    """The gradient norm of everything except s_z: with LGP, and mean(s_z) times that, as in plain backpropagation."""
     figure = go.Figure()
     g, mean = np.array(run["gradient"]), np.array(run["mean"])
     figure.add_scatter(x=run["step"], y=g * mean, name="ordinary", **_line("red"))

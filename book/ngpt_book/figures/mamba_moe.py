@@ -32,12 +32,12 @@ TOKENS, BURST = 16, 6
 
 
 def decay_matrix(dt: Tensor, A: float) -> Tensor:
-    """L [T, T] for one head: the scan of unit impulses with B = C = 1, each divided by its own dt."""
+    """L [T, T] for one head: the scan of unit impulses with B = C = 1, each divided by its dt."""
     return scan_matrix(dt, A) / dt
 
 
 def with_gradient(decay: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor | None]:
-    """``decay`` with a row more below its matrix: the gradient of the sum of the entries with respect to dt."""
+    """``decay`` with an extra row below its matrix: the gradient of the sum of the entries with respect to dt."""
 
     @wraps(decay)
     def both(dt: Tensor, A: float) -> Tensor | None:
@@ -58,7 +58,7 @@ def scan_matrix(dt: Tensor, A: float, chunk: int | None = None) -> Tensor:
 
 
 def decay(A: float, dt: float, burst: float, chunk: int) -> dict:
-    """The decay matrix of 16 tokens, and the part of it that reaches a token through the state at its chunk's start."""
+    """The decay matrix of 16 tokens, and the part that reaches a token through the state at the start of its chunk."""
     steps = torch.full((TOKENS,), dt, dtype=torch.float64)
     steps[BURST] *= burst
     L = decay_matrix(steps, -A)
@@ -99,7 +99,7 @@ def cosine_density(c: np.ndarray, d: int) -> np.ndarray:
 
 
 def silu_inputs(s_mamba: float, d: int) -> dict:
-    """The inputs s_mamba * cosine of SiLU for random unit rows: their density (peak 1), size, and the share that SiLU bends."""
+    """SiLU's inputs s_mamba * cosine for random unit rows: density (peak 1), size, and the share in SiLU's nonlinear range."""
     density = cosine_density(INPUTS / s_mamba, d)
     c = np.linspace(-1, 1, 40001)
     p = cosine_density(c, d)
@@ -174,7 +174,7 @@ STEPS, BATCH, BUSY, WIDTH = 160, 128, 8, 32
 
 
 def balancing(rate: float, skew: float) -> dict:
-    """Load of 8 experts (2 chosen) over 160 steps, as multiples of the mean: tokens lean towards one direction by ``skew``."""
+    """Load of 8 experts (2 chosen) over 160 steps, as multiples of the mean: tokens lean toward one direction by ``skew``."""
     draw = torch.Generator().manual_seed(4)
     made, lean = router(BUSY, WIDTH, 2, rate), sphere.random(WIDTH, generator=draw)
     loads = []
@@ -208,7 +208,7 @@ def balancing_figure(v: dict) -> go.Figure:
 
 
 def loads_figure(loads: Tensor) -> go.Figure:
-    """Loads [steps, layers, E] of a run, as multiples of the mean: one panel for each layer."""
+    """Loads [steps, layers, E] of a run, as multiples of the mean: one panel per layer."""
     steps, layers, E = loads.shape
     t = np.arange(1, steps + 1)
     share = loads / loads.mean(-1, keepdim=True)

@@ -1,8 +1,8 @@
 """What does chapter 11 let the reader plan by hand? Memory over ranks, time and GPU hours over GPUs, how often to save.
 
-Memory and FLOPs are those of ``tools/plan.py``, on the ladder's batch of 512 sequences of 8192 tokens. What no formula knows is
-a slider: the share of the peak that a run reaches, what remains of it when GPUs double, how often a GPU fails, how long a
-save takes.
+Memory and FLOPs are those of ``tools/plan.py``, on the ladder's batch of 512 sequences of 8192 tokens. Whatever no formula
+gives is a slider: the share of the peak that a run reaches, how much of it remains when GPUs double, how often a GPU fails, and
+how long a save takes.
 
     N          GPUs = ranks
     tau        time between two saves             delta   seconds that a save stops training
@@ -33,7 +33,7 @@ TICKS = [str(n) for n in RANKS]
 # ---- memory ----------------------------------------------------------------------------------------------------------
 @cache
 def rank_memory(name: str, ranks: int, micro_batch: int, how: str, precision: str) -> Memory | None:
-    """What a rank needs; None where its share of the batch is smaller than the micro-batch."""
+    """The memory of a rank; None if its share of the batch is smaller than the micro-batch."""
     if micro_batch * ranks > BATCH:
         return None
     model = preset(name)
@@ -42,7 +42,7 @@ def rank_memory(name: str, ranks: int, micro_batch: int, how: str, precision: st
 
 
 def by_hand(name: str, micro_batch: int, how: str, precision: str, gpu: str) -> dict:
-    """GiB on the fullest rank, part by part, for each number of ranks; and the room on the card."""
+    """GiB on the fullest rank, part by part, for each number of ranks; and the GPU's memory."""
     needs = [rank_memory(name, ranks, micro_batch, how, precision) for ranks in RANKS]
     room = GPUS[gpu].memory - RESERVE
     parts = {part: [math.nan if need is None else getattr(need, part) / GIB for need in needs] for part in PARTS}
@@ -98,7 +98,7 @@ MINUTES = np.geomspace(1, 4000, 61)
 
 
 def waste(tau: np.ndarray | float, delta: float, M: float) -> tuple[np.ndarray | float, np.ndarray | float]:
-    """Shares of the time: spent on saving, and on computing again what a failure took (half an interval, on average)."""
+    """Shares of the time spent on saving, and on repeating the work lost in a failure (half an interval on average)."""
     return delta / tau, tau / (2 * M)
 
 
@@ -113,7 +113,7 @@ def save_every(delta: float, mtbf_hours: float, gpus: int, step_seconds: float) 
 
 
 def saving(gpus: int, years: float, delta: float) -> dict:
-    """Percent of the time lost, over the minutes between saves, for a GPU that fails once in so many years."""
+    """Percent of the time lost, over the minutes between saves, for a GPU that fails once in the given number of years."""
     M = years * 365.25 * 86400 / gpus
     saves, again = waste(60 * MINUTES, delta, M)
     tau = best_interval(delta, M)

@@ -1,4 +1,4 @@
-"""What does chapter 2 draw? Where the scales stand, attention weights, activations at an input scale, a scale's own learning.
+"""What does chapter 2 draw? Where the scales are, attention weights, activations at an input scale, how a scale learns.
 
 Symbols: d_k head dimension; s_qk scale of queries and keys; s_u of the inner activations; s_eff = s_a s_init / s_scale.
 """
@@ -23,7 +23,7 @@ def _line(color: str, dash: str = "solid") -> dict:
     return {"mode": "lines", "line": {"color": COLORS[color], "width": 2.5, "dash": dash}}
 
 
-# ---- where the scales stand ------------------------------------------------------------------------------------------
+# ---- where the scales are --------------------------------------------------------------------------------------------
 
 LEFT, BOX = 1.5, (3.9, 10.0)  # the state's line, and the boxes beside it
 PARTS = (  # top of the box, its lines (the third is the scale's), the eigen learning rate of its step
@@ -34,7 +34,7 @@ PARTS = (  # top of the box, its lines (the third is the scale's), the eigen lea
 
 
 def scales_figure() -> go.Figure:
-    """The hidden state runs down the left past an attention block, an MLP and the output layer; each scale at its place."""
+    """The hidden state runs down the left side past an attention block, an MLP and the output layer, with every scale."""
     figure = go.Figure()
 
     def arrow(x: float, y: float, to: float) -> None:
@@ -119,14 +119,14 @@ ACTIVATIONS = {"squared ReLU": lambda x: F.relu(x).square(), "SiLU": F.silu, "GE
 def activation(name: str, d: int, multiplier: float) -> dict:
     """The activation over the inputs that it sees: cosines in d dimensions, N(0, 1/d), times a multiplier.
 
-    Drawn in units of its own size. ``bend`` is the share of its variance that no straight line explains, over the same inputs.
+    Drawn in units of its size. ``bend`` is the share of its variance over these inputs that no straight line explains.
     """
     sigma = multiplier / math.sqrt(d)
     fine = torch.linspace(-5, 5, 1001, dtype=torch.float64)
     p = torch.exp(-fine.square() / 2)
     p = p / p.sum()
     f = ACTIVATIONS[name](sigma * fine)
-    mean, slope = (p * f).sum(), (p * f * fine).sum()  # the best straight line: mean + slope x, for x has mean 0, variance 1
+    mean, slope = (p * f).sum(), (p * f * fine).sum()  # the best straight line mean + slope x: x has mean 0, variance 1
     variance = (p * (f - mean).square()).sum()
     size = (p * f.square()).sum().sqrt()
     x = torch.tensor(SIGMAS)
@@ -189,7 +189,7 @@ def scale_paths_figure(v: dict) -> go.Figure:
 def walk(model: LanguageModel, tokens: torch.Tensor, norm_suggestion: bool = True, norm_state: bool = True) -> dict:
     """For each block: the length of its raw output, the angle to the suggestion and the angle that h turns (degrees), |h|.
 
-    The two switches leave out one Norm or the other of eqs. ATTNnew2 and MLPnew2.
+    The two switches omit one or the other Norm of eqs. ATTNnew2 and MLPnew2.
     """
     h, kept = model.embedding(tokens), {"raw": [], "away": [], "turned": [], "length": []}
     for block in model.blocks:
@@ -218,7 +218,7 @@ def walk_figure(pattern: str, walks: dict[str, dict]) -> go.Figure:
 
 
 def moved_figure(moved: dict[str, torch.Tensor]) -> go.Figure:
-    """For each kind of scale, from its smallest to its largest entry, and the mean; all in units of where they started."""
+    """For each kind of scale its smallest entry, its largest and the mean, all in units of the initial value."""
     figure = go.Figure()
     low, mean, high = (np.array([float(f(entries)) for entries in moved.values()]) for f in (torch.min, torch.mean, torch.max))
     spread = {"type": "data", "symmetric": False, "array": high - mean, "arrayminus": mean - low, "thickness": 3, "width": 7}

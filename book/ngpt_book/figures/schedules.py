@@ -26,7 +26,7 @@ RHO = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100]
 
 
 def family(rho: float) -> dict[str, Callable]:
-    """The four schedules of this chapter, each a function of r that begins at 1."""
+    """The four schedules of this chapter, each a function of r that starts at 1."""
     return {"log": partial(log_decay, rho=rho), "cosine": cosine, "linear": linear, "WSD": wsd}
 
 
@@ -165,7 +165,7 @@ CURVATURE = torch.logspace(0, -2, D)  # coordinates differ by a factor of 100 in
 
 @cache
 def noisy_run(name: str, mean_rate: float, noise: float, seed: int = 0) -> np.ndarray:
-    """The loss [T] of ROWS unit vectors that GatedAdamW turns towards their targets, seeing gradients with noise.
+    """The loss [T] of ROWS unit vectors that GatedAdamW turns toward their targets, with noisy gradients.
 
     loss = 1/2 sum_i h_i (w_i - w*_i)^2; the gradient has noise of length ``noise`` added. All schedules have the same
     mean learning rate, see the same noise, and start at the same points.

@@ -1,4 +1,4 @@
-"""What does chapter 7 draw? A gradient spike with and without growth clipping, and noise for coordinates that are silent."""
+"""What does chapter 7 draw? A gradient spike with and without growth clipping, and noise for silent coordinates."""
 
 import math
 
@@ -24,7 +24,7 @@ STEPS, SPIKE = 240, 80
 
 
 def _moments(g: np.ndarray, beta1: float, beta2: float, R: float | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """m and v after every step, with the gradients clipped by SMGC from the first step with a history on, or not at all."""
+    """m and v after every step, with gradients clipped by SMGC from the first step with a history, or not at all."""
     m, v = [0.0], [0.0]
     for k, gradient in enumerate(g.tolist()):
         if R is not None and k > 0:
@@ -71,7 +71,7 @@ SHARE = np.arange(1, 101) / 100  # not 0: the axis of angles is logarithmic
 
 
 def noise(tau: float, b: float, strength: float, d: int) -> dict:
-    """PMEN's two profiles over the activity, and the angle that noise alone turns a row of R^d by, at C = 0.24's peak rate."""
+    """PMEN's two profiles over the activity, and the angle by which noise alone turns a row in R^d at C = 0.24's peak rate."""
     s = torch.tensor(ACTIVITY)
     step = pmen.profile(s, pmen.PMEN(tau=tau))
     smooth = pmen.profile(s, pmen.PMEN(tau=tau, profile="smooth", b=b))
@@ -107,7 +107,7 @@ def noise_figure(v: dict) -> go.Figure:
 
 
 def recovery_figure(without: list[float], clipped: list[float]) -> go.Figure:
-    """The error over the steps of a run with one broken batch, without clipping and with it."""
+    """The error over the steps of a run with one bad batch, with and without clipping."""
     figure = go.Figure()
     steps = np.arange(1, len(without) + 1)
     figure.add_scatter(x=steps, y=without, name="no clipping", **_line("grey"))

@@ -1,11 +1,11 @@
 """What does chapter 12 draw? One small problem, trained with AdamW and with GatedAdamW, and its rows on the sphere.
 
-The problem: 96 points in 8 dimensions, 4 classes, softmax regression; what is drawn is the cross-entropy over all points. The
-optimizers are torch's AdamW and this package's GatedAdamW themselves, not formulas about them. Both treat rows alone, so the
-runs that differ in their data only are stacked in one tensor W [runs, classes, d] and trained together.
+The problem: 96 points in 8 dimensions, 4 classes, softmax regression; the figures show the cross-entropy over all points. The
+optimizers are the real ones, torch's AdamW and this package's GatedAdamW. Both treat each row separately, so runs that differ
+only in their data are stacked in one tensor W [runs, classes, d] and trained together.
 
-    scale    the loss is multiplied by it before the backward pass, which moves no minimum
-    bad      the batch of step BAD has wrong classes, and a gradient so many times too large; 0: it is as the others
+    scale    a factor on the loss before the backward pass, which does not move the minimum
+    bad      the batch of step BAD has wrong classes and a gradient that is too large by this factor; 0: like the others
     cap      degrees that a row may turn in one step; 180: no cap
 """
 
@@ -32,7 +32,7 @@ SCALES = (1.0, 1e-6, 1e-8, 1e-9, 1e-10)
 
 @cache
 def problem() -> tuple[Tensor, Tensor]:
-    """96 points around 4 centres, overlapping a little, and their classes."""
+    """96 points around 4 centers, overlapping a little, and their classes."""
     draw = torch.Generator().manual_seed(3)
     centres = torch.randn(4, 8, generator=draw)
     y = torch.arange(96) % 4

@@ -1,4 +1,4 @@
-"""What does chapter 11 draw? What the planner says of the ladder on given GPUs: memory on a rank, days, GPU hours, cost.
+"""What does chapter 11 draw? The planner's results for the ladder on given GPUs: memory per rank, days, GPU hours, cost.
 
 Nothing here is measured: parameters and optimizer state are counted, activations estimated, and time rests on an assumed MFU,
 all by ``tools/plan.py``.
@@ -34,7 +34,7 @@ ROOM_KEY = {  # its line in the legend
 
 @cache
 def _candidates(name: str, gpus: int) -> list[Memory]:
-    """What a rank needs under each way to run: the least recomputation first, then the largest micro-batch."""
+    """The memory of a rank for each way to run: the least recomputation first, then the largest micro-batch."""
     model = preset(name)
     config = TrainConfig.from_dict(run_defaults(model))
     share = config.batch_size // gpus
@@ -45,7 +45,7 @@ def _candidates(name: str, gpus: int) -> list[Memory]:
 
 @cache
 def work(name: str) -> tuple[float, float]:
-    """(tokens, FLOPs) of training a rung of the ladder as the planner's defaults have it."""
+    """(tokens, FLOPs) of training a rung of the ladder with the planner's defaults."""
     model = preset(name)
     config = TrainConfig.from_dict(run_defaults(model))
     tokens = total_steps(config, model) * config.batch_size * config.seq_len
@@ -53,7 +53,7 @@ def work(name: str) -> tuple[float, float]:
 
 
 def fitting(name: str, gpu: str, gpus: int) -> Memory:
-    """The first way that fits, or the leanest where none does."""
+    """The first way to run that fits, or the one with the least memory if none does."""
     ways = _candidates(name, gpus)
     return next((need for need in ways if need.total <= GPUS[gpu].memory - RESERVE), ways[-1])
 
@@ -64,7 +64,7 @@ def days(tokens: float, flops_per_token: float, gpus: int, peak: float, mfu: flo
 
 
 def planned(name: str, gpu: str, gpus: int) -> dict:
-    """Memory of a rank in GiB, part by part, the room there is, and the days at an assumed MFU of 35%."""
+    """Memory of a rank in GiB, part by part, the GPU's memory, and the days at an assumed MFU of 35%."""
     need = fitting(name, gpu, gpus)
     room = GPUS[gpu].memory - RESERVE
     tokens, flops = work(name)

@@ -1,5 +1,5 @@
-"""What does chapter 9 work out itself? A student that learns a teacher's unit rows, for every combination of the recipe's
-switches, and the two numbers that its exercises ask for."""
+"""What does chapter 9 compute itself? A student that learns a teacher's unit rows, for every combination of the recipe's
+switches, and the two numbers that its exercises need."""
 
 import math
 from collections.abc import Sequence
@@ -51,9 +51,9 @@ def toy_figure(v: dict) -> go.Figure:
 
 
 def tokens_to_reach(target: float, tokens: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Tokens of the schedule that ends at ``target``, the loss being a straight line over log(tokens) between two schedules.
+    """Tokens of the schedule that ends at ``target``; between two schedules the loss is a straight line over log(tokens).
 
-    ``tokens`` rise, ``losses`` are what those schedules ended at; None if no two of them enclose the target.
+    ``tokens`` increase; ``losses`` are the final losses of those schedules. None if no two of them enclose the target.
     """
     for (t0, l0), (t1, l1) in pairwise(zip(tokens, losses)):
         if l0 >= target >= l1:

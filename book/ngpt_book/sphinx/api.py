@@ -1,18 +1,18 @@
 """How does a docstring of this package become an entry of the book's reference?
 
-A Sphinx extension, loaded by ``sphinx_ext``. The docstrings are written to be read in the source: formulas in plain text
-(``|alpha|``, ``s_z^q``), blocks of code by indentation, arguments as ``name: what it is``. Sphinx's autodoc wants
+A Sphinx extension, loaded by ``extension.py``. The docstrings are written to be read in the source: formulas in plain text
+(``|alpha|``, ``s_z^q``), blocks of code by indentation, arguments as ``name: what it is``. Sphinx's autodoc needs
 reStructuredText. Before it sees a docstring,
 
-1. what would be markup by accident is escaped (a bar, a lone star, a name that ends in an underscore), and what is code is
-   set as code: a value in quotes, a flag;
+1. accidental markup is escaped (a bar, a lone star, a name that ends in an underscore), and code is marked as code: a value in
+   quotes, a flag;
 2. an indented block becomes a literal one;
 3. lines that begin with the name of an argument become a list of arguments;
-4. a formula's parts, a \\qquad and a new line between them, stand below each other, for a phone is narrow;
+4. parts of a formula that are separated by \\qquad and a line break are put below each other, since a phone is narrow;
 5. a name in double backquotes that is an entry of the page becomes a link to it;
 
-and a large dataclass is shown without a signature: its fields stand below it with types, defaults and texts of their own. The
-directive ``ngpt-commands`` lists the commands of the shell and their flags, from the very parsers that read them.
+and a large dataclass is shown without a signature: its fields follow with their types, defaults and docstrings. The directive
+``ngpt-commands`` lists the shell commands and their flags, from the parsers themselves.
 """
 
 import argparse
@@ -36,7 +36,7 @@ EMPHASIS = re.compile(r"(?<!\S)\*(?=\w)[^*]*\w\*(?!\w)")
 
 
 def escaped(line: str) -> str:
-    """The line with nothing in it that reStructuredText takes for markup, but ``literals``, code and *emphasis*.
+    """The line without anything that reStructuredText would take for markup, except ``literals``, code and *emphasis*.
 
     >>> escaped("``a*b`` and |alpha| of *every* row: normalize_ takes *cases")
     '``a*b`` and \\\\|alpha\\\\| of *every* row: normalize\\\\_ takes \\\\*cases'
@@ -54,7 +54,7 @@ def escaped(line: str) -> str:
 
 
 def paragraphs(lines: list[str]) -> list[list[str]]:
-    """Runs of lines without a blank one between them."""
+    """The lines split at blank lines."""
     found: list[list[str]] = [[]]
     for line in lines:
         if line.strip():
@@ -69,13 +69,13 @@ def _indented(line: str) -> bool:
 
 
 def _begins(line: str, names: set[str]) -> re.Match | None:
-    """``name: text`` or ``name, name: text``, where those are names of arguments."""
+    """A match for ``name: text`` or ``name, name: text`` if the names are arguments."""
     found = re.match(r"(\*{0,2}\w+(?:, \w+)*): +(.*)", line)
     return found if found and {name.strip("*") for name in found[1].split(", ")} <= names else None
 
 
 def _arguments(paragraph: list[str], names: set[str]) -> list[str]:
-    """Lines that are all ``name: text``, or go on after one, as a field with a list; else nothing."""
+    """A field with a list, if all lines are ``name: text`` or continue one; otherwise nothing."""
     margin = [line for line in paragraph if not _indented(line)]
     if not margin or not all(_begins(line, names) for line in margin):
         return []
@@ -87,7 +87,7 @@ def _arguments(paragraph: list[str], names: set[str]) -> list[str]:
 
 
 def restructured(lines: list[str], names: set[str] = frozenset()) -> list[str]:
-    """A docstring as reStructuredText. ``names``: those of the arguments, which may head a line.
+    """A docstring as reStructuredText. ``names``: the arguments, which may start a line.
 
     >>> print("\\n".join(restructured(["A rule:", "", "    z = |s| * u", "", "s: the scale"], {"s"})))
     A rule:
@@ -126,7 +126,7 @@ def restructured(lines: list[str], names: set[str] = frozenset()) -> list[str]:
 # ---- links -----------------------------------------------------------------------------------------------------------
 @cache
 def entries(page: Path) -> dict[str, str]:
-    """What a text may call an entry of the page (``Settings``, ``recipe.Settings``, ``Schedule.at``) -> its full name."""
+    """Names by which a text may refer to an entry (``Settings``, ``recipe.Settings``, ``Schedule.at``) -> its full name."""
     found = {}
     for kind, full, members in ENTRY.findall(page.read_text(encoding="utf-8")):
         if kind == "py:module":
@@ -140,8 +140,8 @@ def entries(page: Path) -> dict[str, str]:
 
 
 def linked(line: str, name: str, known: dict[str, str], arguments: set[str] = frozenset()) -> str:
-    """The line, from the docstring of ``name``, with links. A short plain word may be anything: it is an entry only for its
-    neighbours, those of the same module or class.
+    """The line, from the docstring of ``name``, with links. A short plain word is ambiguous: it is linked only from the same
+    module or class.
 
     >>> linked("``Aux``, ``step``, ``PMEN()``", "ng.gate", {"Aux": "ng.nn.Aux", "step": "ng.sphere.step", "PMEN": "ng.PMEN"})
     ':py:obj:`Aux <ng.nn.Aux>`, ``step``, :py:obj:`PMEN() <ng.PMEN>`'
@@ -168,7 +168,7 @@ def _argument_names(what: str, thing: object) -> set[str]:
 
 def process_docstring(app: Sphinx, what: str, name: str, thing: object, options, lines: list[str]) -> None:
     if what == "class" and is_dataclass(thing) and lines and lines[0].startswith(f"{thing.__name__}("):
-        lines.clear()  # not a docstring: the signature that dataclasses put in the place of none
+        lines.clear()  # not a docstring: the signature that dataclasses insert if there is none
     arguments, known = _argument_names(what, thing), entries(Path(app.srcdir) / "api.md")
     lines[:] = restructured([linked(line, name, known, arguments) for line in lines], arguments)
 
@@ -182,7 +182,7 @@ def process_signature(app: Sphinx, what: str, name: str, thing: object, options,
 
 # ---- the shell -------------------------------------------------------------------------------------------------------
 def commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
-    """(what is typed, what it does, its parser) of every command. Flags that are fields of a config are left to the configs."""
+    """(command, description, parser) of every command. Flags that are fields of a config are documented with the config."""
     from ngpt_core.cli import _parser
 
     def walk(name: str, about: str, parser: argparse.ArgumentParser) -> list:
@@ -200,7 +200,7 @@ def commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
 
 
 def start_flags() -> list[argparse.Action]:
-    """What ``train`` and ``plan`` take beside the fields of the configs: the preset, its GPT twin, a file."""
+    """The flags of ``train`` and ``plan`` that are not fields of the configs: the preset, its GPT twin, a file."""
     from ngpt_core.train.config import add_flags
 
     add_flags(parser := argparse.ArgumentParser(add_help=False))
@@ -212,7 +212,7 @@ def _code(text: str) -> nodes.literal:
 
 
 class Commands(SphinxDirective):
-    """``ngpt-commands``: one definition for each command, and in it one for each flag."""
+    """``ngpt-commands``: one definition per command, and within it one per flag."""
 
     def run(self) -> list[nodes.Node]:
         """The list."""
@@ -228,7 +228,7 @@ class Commands(SphinxDirective):
                 body += flags
             if with_fields:
                 run, model = self._link("ngpt_core.train.config.TrainConfig"), self._link("ngpt_core.ModelConfig")
-                body += self._text("And the fields of ", run, " and of ", model, ", as in --seq-len 512; below it is said how.")
+                body += self._text("And the fields of ", run, " and of ", model, ", as in --seq-len 512; see below.")
             target = nodes.target("", "", ids=["command-" + name.replace(" ", "-")])
             self.state.document.note_explicit_target(target)
             listing += nodes.definition_list_item("", nodes.term("", "", target, nodes.literal("", name)), body)
@@ -242,7 +242,7 @@ class Commands(SphinxDirective):
 
     @staticmethod
     def _text(*pieces: str | nodes.Node) -> nodes.paragraph:
-        """A paragraph in which commands, flags and values in quotes are set as code."""
+        """A paragraph with commands, flags and values in quotes marked as code."""
         paragraph = nodes.paragraph()
         for piece in pieces:
             if not isinstance(piece, str):

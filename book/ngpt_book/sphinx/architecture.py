@@ -1,7 +1,7 @@
-"""How does the page on architecture name places in the source, and list every file? A role and a directive.
+"""How does the architecture page name places in the source and list every file? With a role and a directive.
 
-{src}`nn/head.py::logit_scale` becomes "logit_scale in nn/head.py:105", with the line of the version that is built, and a link
-to it once the repository has an address. A place that does not exist is a warning, which fails the build. ``ngpt-modules`` is a
+{src}`nn/head.py::logit_scale` becomes "logit_scale in nn/head.py:105", with the line number in the version being built, and a
+link once the repository has an address. A place that does not exist is a warning, which fails the build. ``ngpt-modules`` is a
 table of all files of a package, each with the first paragraph of its docstring.
 """
 
@@ -41,7 +41,7 @@ class Place(SphinxRole):
         except ValueError as error:
             logger.warning(str(error), location=self.get_location())
             return [nodes.literal("", self.text)], []
-        self.env.note_dependency(str(path))  # another line: another page
+        self.env.note_dependency(str(path))  # rebuild the page when the file changes
         where, _, name = self.text.partition("::")
         text = nodes.literal("", f"{where}:{line}" if line else where)
         options = self.config.html_theme_options
@@ -53,9 +53,9 @@ class Place(SphinxRole):
 
 
 def listing(modules: dict[str, Module], package: str) -> list[tuple[str, str, int, bool]]:
-    """(path, what it says about itself, lines, is a folder) of every file of a package, ngpt_core's from the highest rank down.
+    """(path, first paragraph of its docstring, lines, is a folder) of every file; for ngpt_core from the highest rank down.
 
-    A folder comes before its files, and its lines are theirs together.
+    A folder comes before its files, and its line count is their sum.
     """
     ranks = {part: -rank for rank, parts in enumerate(RANKS) for part in parts} if package == "ngpt_core" else {}
     listed = [part for parts in RANKS for part in parts]

@@ -1,17 +1,17 @@
-"""What does the book's site need beyond Jupyter Book, so that it asks no other host for anything?
+"""What does the book's site need beyond Jupyter Book, so that it loads nothing from other hosts?
 
 A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book --config _config.yml`` is enough. It
 
 1. tells the notebooks that they run for the book (NGPT_BOOK: no widget state in outputs) and decides whether they run at
    all: NGPT_BOOK_EXECUTE = cache (the default), force, or off (pages from the stored outputs);
-2. puts a hash of both packages into the path of the execution cache, which otherwise knows the notebooks' code alone and
+2. puts a hash of both packages into the path of the execution cache, which otherwise depends only on the notebooks' code and
    would serve stale results of changed functions;
 3. serves plotly.js and MathJax from the installed packages, each only on pages that use it, and one copy of
    ``explorer.js`` in place of the copies inside the outputs;
-4. drops the scripts of live kernels (thebe, widgets), which would come from elsewhere;
-5. makes the Colab buttons from the repository's one address;
+4. drops the scripts of live kernels (thebe, widgets), which would come from other hosts;
+5. builds the Colab buttons from the repository's address in ``_config.yml``;
 6. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
-7. loads ``api.py``, which makes the reference from the docstrings, and ``architecture.py``, which names places in the source.
+7. loads ``api.py``, which builds the reference from the docstrings, and ``architecture.py``, which names places in the source.
 """
 
 import hashlib
@@ -51,10 +51,10 @@ def configure(app: Sphinx, config) -> None:
     os.environ["NGPT_BOOK"] = "1"  # inherited by the kernels
     mode = os.environ.get("NGPT_BOOK_EXECUTE") or config.nb_execution_mode
     if mode not in ("cache", "force", "off"):
-        raise ConfigError(f"NGPT_BOOK_EXECUTE is cache, force or off, got {mode!r}.")
+        raise ConfigError(f"NGPT_BOOK_EXECUTE must be cache, force or off; got {mode!r}.")
     config.nb_execution_mode = mode
     config.nb_execution_cache_path = str(Path(app.outdir).parent / ".jupyter_cache" / package_hash())
-    # The theme knows no placeholder: it gets the address, and shows its own buttons, once there is a real one.
+    # The theme does not know placeholders: it gets the address, and shows its buttons, only once it is a real one.
     options = config.html_theme_options
     config.ngpt_repository = options.get("repository_url", "")
     real = not (urlparse(config.ngpt_repository).hostname or ".invalid").endswith(".invalid")
@@ -64,11 +64,11 @@ def configure(app: Sphinx, config) -> None:
 
 
 def copy_files(app: Sphinx) -> None:
-    """Third-party code is taken from the installed packages at build time, never kept in the repository."""
+    """Copy third-party code from the installed packages at build time; none is kept in the repository."""
     static = Path(app.outdir) / "_static"
     static.mkdir(parents=True, exist_ok=True)
     copy_asset(str(PLOTLY), str(static))
-    wheel = metadata.distribution(MATHJAX)  # its folder carries a hyphen: it cannot be imported by name
+    wheel = metadata.distribution(MATHJAX)  # not importable: its folder has a hyphen in its name
     mathjax = Path(wheel.locate_file(MATHJAX)) / "static" / "mathjax"
     for part in ("tex-chtml.js", "output/chtml/fonts/woff-v2", "input/tex/extensions", "sre/mathmaps", "a11y"):
         target = static / "mathjax" / part
@@ -77,7 +77,7 @@ def copy_files(app: Sphinx) -> None:
 
 
 def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
-    """The page will load one ngx.js: the copies inside its outputs go, and the page is marked as one that draws."""
+    """Remove the script copies from the outputs, and mark the page, so that it loads ngx.js once."""
     for node in doctree.findall(nodes.raw):
         if 'class="ngx"' in node.astext():
             text = page.BUNDLE.sub("", node.astext())
@@ -87,14 +87,14 @@ def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """No page starts a kernel elsewhere: thebe's settings go with its scripts."""
+    """Remove thebe's settings, like its scripts: no page starts a remote kernel."""
     for node in list(doctree.findall(nodes.raw)):
         if "x-thebe-config" in node.astext():
             node.parent.remove(node)
 
 
 def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """A browser may break a line between a formula or a name and the comma after it or the parenthesis before it: not here."""
+    """Keep a browser from breaking a line between a formula or name and the comma after it or the parenthesis before it."""
     for node in list(doctree.findall(lambda n: isinstance(n, nodes.math | nodes.literal))):
         if isinstance(node, nodes.literal) and (len(node.astext()) > 30 or " " in node.astext()):
             continue  # a long one must be able to break
@@ -104,7 +104,7 @@ def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         i = parent.index(node)
         before, after = parent[i - 1] if i else None, parent[i + 1] if i + 1 < len(parent) else None
         if isinstance(after, nodes.Text) and (close := re.match(r"[^\s\w(\[]\S*", after)):
-            parent[i + 1] = nodes.Text(after[close.end() :])  # by its place: another text may be equal to it
+            parent[i + 1] = nodes.Text(after[close.end() :])  # by index: another text may be equal to it
             group.append(nodes.Text(close[0]))
         if isinstance(before, nodes.Text) and (opened := re.search(r"[(\[]+$", before)):
             parent[i - 1] = nodes.Text(before[: opened.start()])
@@ -114,7 +114,7 @@ def keep_together(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def wrap_sentences(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """An output of one line is a sentence, and wraps; one of several lines may be a table, and scrolls."""
+    """Let an output of one line, a sentence, wrap; one of several lines may be a table, and scrolls."""
     for node in doctree.findall(nodes.literal_block):
         if "stream" in node["classes"] and "\n" not in node.astext().strip():
             node["classes"].append("sentence")
@@ -135,7 +135,7 @@ def page_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, d
 
 
 def colab_url(repository: str, branch: str, path: str) -> str:
-    """Where Colab opens a notebook of a repository.
+    """The address at which Colab opens a notebook of a repository.
 
     >>> colab_url("https://github.com/owner/name", "main", "book/01.ipynb")
     'https://colab.research.google.com/github/owner/name/blob/main/book/01.ipynb'
@@ -146,7 +146,7 @@ def colab_url(repository: str, branch: str, path: str) -> str:
 
 
 def colab_button(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Jupyter Book's own button accepts nothing but a github.com address; the placeholder is not one yet."""
+    """Add a Colab button. Jupyter Book's accepts only a github.com address, which the placeholder is not."""
     if doctree is None or not app.env.doc2path(pagename).endswith(".ipynb"):
         return
     options = app.config.html_theme_options

@@ -1,9 +1,9 @@
-"""What does a figure look like where nothing can run: without JavaScript, on paper, in the preview of a notebook?
+"""What does a figure look like where no script runs: without JavaScript, on paper, in the preview of a notebook?
 
-``to_svg(figure)`` draws a plotly figure as inline SVG. It knows what the book draws: lines, markers, texts, fills, bars and
+``to_svg(figure)`` draws a plotly figure as inline SVG. It supports what the book draws: lines, markers, texts, fills, bars and
 heat maps on linear, logarithmic and category axes in any subplots (``plane.py``), points, lines and surfaces of 3-D scenes
-(``space.py``), annotations and shapes. Text and axes are in ``currentColor``, so that the picture reads on a light page and on
-a dark one. It shows the same data in the same frame as plotly, without plotly's finer typography.
+(``space.py``), annotations and shapes. Text and axes are in ``currentColor``, so that the picture is readable on light and dark
+pages. It shows the same data in the same frame as plotly, without plotly's finer typography.
 """
 
 import html
@@ -25,12 +25,12 @@ _COLORWAY = [color for name, color in COLORS.items() if name != "grey"]
 
 
 def to_svg(figure: go.Figure, alt: str = "") -> str:
-    """The figure as ``<svg>``, 720 wide and as high as the figure says; ``alt`` is read to those who do not see it."""
+    """The figure as ``<svg>``, 720 wide and with the figure's height; ``alt`` is for screen readers."""
     tree = tree_of(figure)
     layout, traces = tree["layout"], [t for t in tree["data"] if t.get("visible", True) is True]
     unknown = sorted({t["type"] for t in traces} - {*FLAT, *SOLID})
     if unknown:
-        raise ValueError(f"The still picture cannot draw {', '.join(unknown)}; it knows {', '.join((*FLAT, *SOLID))}.")
+        raise ValueError(f"The still picture cannot draw {', '.join(unknown)}; it supports {', '.join((*FLAT, *SOLID))}.")
     standard = TEMPLATE.layout
     height = layout.get("height") or standard.height
     margin = {side: layout.get("margin", {}).get(side, standard.margin[side]) for side in "lrtb"}
@@ -60,7 +60,7 @@ def to_svg(figure: go.Figure, alt: str = "") -> str:
 
 
 def _legend(traces: list[dict], colors: list[str], box) -> str:
-    """One row above the frame (more when it is full), as the book's template has it."""
+    """One row above the frame (more if needed), as in the book's template."""
     out, x, y = [], box[0], box[1] - 12
     for trace, color in zip(traces, colors):
         if not trace.get("name") or not trace.get("showlegend", trace["type"] not in ("heatmap", "surface")):

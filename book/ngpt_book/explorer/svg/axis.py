@@ -1,4 +1,4 @@
-"""Where on the paper is a number, and which numbers are written beside the axis?"""
+"""Where in the picture is a number, and which numbers label the axis?"""
 
 from dataclasses import dataclass, field
 
@@ -65,7 +65,7 @@ class Axis:
         return self.start + (self._scaled(values) - lo) / (hi - lo) * (self.stop - self.start)
 
     def zero(self) -> float:
-        """Where bars and fills stand: at 0, or at the edge where 0 is not in sight."""
+        """The baseline of bars and fills: 0, or the edge if 0 is not visible."""
         low, high = sorted((self.start, self.stop))
         return self.start if self.log else float(np.clip(self.at([0.0])[0], low, high))
 

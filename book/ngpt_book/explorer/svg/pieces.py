@@ -1,4 +1,4 @@
-"""The strokes of which the still pictures are made: paths, markers, texts and colours as SVG."""
+"""How are paths, markers, texts and colors written as SVG? The pieces of the still pictures."""
 
 import base64
 import html
@@ -27,7 +27,7 @@ def num(x: float) -> str:
 
 
 def path(x, y) -> str:
-    """'M0,0L1,1...', broken at NaN; a point that falls on the one before is left out."""
+    """'M0,0L1,1...', broken at NaN; a point equal to the one before is omitted."""
     parts, last = [], None
     for a, b in zip(x, y):
         here = f"{num(a)},{num(b)}" if np.isfinite(a) and np.isfinite(b) else None
@@ -103,7 +103,7 @@ def shades(values, scale=None, lo: float | None = None, hi: float | None = None)
 
 
 def each(value, n: int, default) -> list:
-    """A plotly attribute that may be one value or one for each point."""
+    """A plotly attribute that may be one value or one per point."""
     return [default if value is None else value] * n if value is None or isinstance(value, (str, int, float)) else list(value)
 
 
@@ -116,7 +116,7 @@ def tints(look: dict, n: int, default: str) -> list[str]:
 
 
 def png(pixels: np.ndarray) -> str:
-    """An RGBA image [h, w, 4] as a data address: a heat map of rectangles would be a hundred times as long."""
+    """An RGBA image [h, w, 4] as a data URL; a heat map of rectangles would be a hundred times as long."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

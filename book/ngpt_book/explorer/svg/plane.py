@@ -1,4 +1,4 @@
-"""The still picture of a 2-D figure: axes, lines, markers, bars and heat maps, in any arrangement of subplots."""
+"""How is a 2-D figure drawn as a still picture? Axes, lines, markers, bars and heat maps, in any arrangement of subplots."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ class Plane:
     def __init__(self, traces: list[dict], layout: dict, box: Box):
         self.traces, self.layout, self.box = traces, layout, box
         self.axes: dict[str, Axis] = {}
-        self.feet = self._feet()
+        self.bases = self._bar_bases()
         for trace in traces:
             self._measure(trace)
 
@@ -38,7 +38,7 @@ class Plane:
         return (ax.numbers(np.arange(n) if x is None else x), ay.numbers(np.arange(n) if y is None else y))
 
     def _edges(self, trace: dict) -> list[np.ndarray]:
-        """The outer edges of a heat map along x and y; its numbers sit in the middles of the cells."""
+        """The outer edges of a heat map along x and y; its coordinates are the centers of the cells."""
         edges = []
         for axis, key, n in zip(self.pair(trace), "xy", np.shape(trace["z"])[::-1]):
             middle = axis.numbers(np.arange(n) if trace.get(key) is None else trace[key])
@@ -46,20 +46,20 @@ class Plane:
             edges.append(np.array([middle[0] - half, middle[-1] + half]))
         return edges
 
-    def _feet(self) -> dict[int, np.ndarray]:
-        """What each bar stands on: zero, or in a stack the bars before it at its place."""
+    def _bar_bases(self) -> dict[int, np.ndarray]:
+        """Where each bar starts: at zero, or in a stack on top of the bars before it."""
         tops: dict[tuple, float] = {}
-        feet = {}
+        bases = {}
         for trace in (t for t in self.traces if t["type"] == "bar"):
             places, heights = self.values(trace)[:: -1 if trace.get("orientation") == "h" else 1]
-            foot = np.zeros(len(places))
+            base = np.zeros(len(places))
             if self.layout.get("barmode") == "stack":
                 for i, (place, height) in enumerate(zip(places, np.nan_to_num(heights))):
                     at = (trace.get("xaxis"), trace.get("yaxis"), place)
-                    foot[i] = tops.get(at, 0.0)
-                    tops[at] = foot[i] + height
-            feet[id(trace)] = foot
-        return feet
+                    base[i] = tops.get(at, 0.0)
+                    tops[at] = base[i] + height
+            bases[id(trace)] = base
+        return bases
 
     def _measure(self, trace: dict) -> None:
         """Tell the axes what must fit."""
@@ -76,7 +76,7 @@ class Plane:
             along, up, places = (ay, ax, y) if trace.get("orientation") == "h" else (ax, ay, x)
             half = _spacing(places) / 2
             along.fit(np.array([places.min() - half, places.max() + half]))
-            up.fit(np.append(0.0, self.feet[id(trace)] + (x if along is ay else y)))
+            up.fit(np.append(0.0, self.bases[id(trace)] + (x if along is ay else y)))
         elif trace.get("fill") == "tozeroy":
             ay.fit(np.zeros(1))
 
@@ -180,11 +180,11 @@ class Plane:
         width = 0.85 * _spacing(places) / (count if beside else 1)
         offset = (number - (count - 1) / 2) * width if beside else 0.0
         left, right = along.at(places + offset - width / 2), along.at(places + offset + width / 2)
-        out, feet = [], self.feet[id(trace)]
-        stands = up.at(feet) if feet.any() else np.full(len(places), up.zero())
-        for a, b, foot, top, tint in zip(left, right, stands, up.at(feet + heights), tints(look, len(places), color)):
+        out, bases = [], self.bases[id(trace)]
+        starts = up.at(bases) if bases.any() else np.full(len(places), up.zero())
+        for a, b, base, top, tint in zip(left, right, starts, up.at(bases + heights), tints(look, len(places), color)):
             if np.isfinite(top):
-                corners = (foot, a, top, b) if flat else (a, foot, b, top)
+                corners = (base, a, top, b) if flat else (a, base, b, top)
                 out.append(rectangle(*corners, f'fill="{tint}"'))
         return f"<g{opacity(trace.get('opacity', look.get('opacity', 1.0)))}>{''.join(out)}</g>"
 

@@ -1,7 +1,7 @@
-"""The still picture of a 3-D scene: points, lines and surfaces seen from plotly's camera.
+"""How is a 3-D scene drawn as a still picture? Points, lines and surfaces seen from plotly's camera.
 
-eye     the camera's place, in units in which the scene's box has sides of about 1 around the origin
-depth   the distance along the line of sight: what is nearer is drawn later
+eye     the camera's position, in units in which the scene's box has sides of about 1 around the origin
+depth   the distance along the line of sight: nearer things are drawn later
 """
 
 import itertools
@@ -111,7 +111,7 @@ class Space:
 
     @staticmethod
     def _turned(x: np.ndarray, y: np.ndarray) -> str:
-        """A closed path, always turning the same way: front and back of a surface must not cancel."""
+        """A closed path that always turns the same way: front and back of a surface must not cancel."""
         area = (x * np.roll(y, -1) - y * np.roll(x, -1)).sum()
         return path(x, y) + "Z" if area > 0 else path(x[::-1], y[::-1]) + "Z"
 
