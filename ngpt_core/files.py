@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cache_folder", "new_folder", "read_json", "sha256", "sync", "write_json", "write_text"]
+__all__ = ["cache_folder", "new_file", "new_folder", "read_json", "sha256", "sync", "write_json", "write_text"]
 
 
 def sha256(path: Path) -> str:
@@ -43,19 +43,24 @@ def write_json(path: Path, value: object) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace the contents of ``path`` with ``text``, atomically."""
-    temporary = None
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A temporary file that replaces ``path`` when the block succeeds and is removed when it fails."""
     with _named(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=path.suffix)
+        os.close(handle)
         try:
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
+            yield Path(name)
+            with open(name, "r+b") as file:
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)  # mkstemp's default mode would hide the file from other users
-            os.replace(temporary, path)
+            os.chmod(name, 0o644)  # mkstemp's default mode would hide the file from other users
+            os.replace(name, path)
         finally:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
+            Path(name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ import json
 import os
 import sys
 import sysconfig
-import tempfile
 import urllib.error
 import urllib.request
 import zlib
@@ -28,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 
-from ..files import cache_folder, read_json, sha256, write_json
+from ..files import cache_folder, new_file, read_json, sha256, write_json
 
 __all__ = ["PUBLIC", "documents", "download", "expand", "stdlib_files"]
 
@@ -200,18 +199,14 @@ def download(url: str, folder: Path | None = None) -> Path:
     if path.exists() and url in ledger:
         _expect(sha256(path), ledger[url]["sha256"], f"the cached copy {path} is damaged: delete it and download again")
         return path
-    handle, part = tempfile.mkstemp(dir=folder, prefix="part-")
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with new_file(path) as part:
+        with open(part, "wb") as file:
             _fetch(url, file)
-        digest = sha256(Path(part))
+        digest = sha256(part)
         if url in ledger:
             _expect(digest, ledger[url]["sha256"], f"{url} has changed; remove its entry from {ledger_path} to accept it")
         ledger[url] = {"sha256": digest, "bytes": os.path.getsize(part), "file": path.name}
-        os.replace(part, path)
-        write_json(ledger_path, ledger)
-    finally:
-        Path(part).unlink(missing_ok=True)
+    write_json(ledger_path, ledger)
     return path
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..config import ModelConfig
+from ..files import new_file
 from .model import LanguageModel, unwrap
 
 __all__ = ["CONFIG", "WEIGHTS", "load", "save"]
@@ -26,13 +27,6 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 def _fingerprint(config: ModelConfig) -> str:
     return hashlib.sha256(json.dumps(config.to_dict(), sort_keys=True).encode()).hexdigest()
-
-
-def _move_into_place(temporary: Path, path: Path) -> None:
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.chmod(temporary, 0o644)  # safetensors makes files readable only by their owner
-    os.replace(temporary, path)
 
 
 def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> Path:
@@ -50,16 +44,10 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
     _check_dtypes(state, "This model")
     state = {k: v.detach().cpu().contiguous() for k, v in state.items()}
     _make(folder)
-    weights, config = folder / f".{WEIGHTS}.{os.getpid()}", folder / f".{CONFIG}.{os.getpid()}"
-    try:
+    with new_file(folder / CONFIG) as config, new_file(folder / WEIGHTS) as weights:
         # only one key: safetensors does not fix the order of several, and equal models must give equal files
         save_file(state, weights, metadata={"config": _fingerprint(model.config)})
         config.write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
-        _move_into_place(weights, folder / WEIGHTS)
-        _move_into_place(config, folder / CONFIG)
-    finally:
-        weights.unlink(missing_ok=True)
-        config.unlink(missing_ok=True)
     return folder
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..files import cache_folder
+from ..files import cache_folder, new_file
 from .algorithm import Rule, Slot
 from .pmen import PMEN
 from .smgc import SMGC
@@ -85,14 +85,11 @@ def build(folder: Path | None = None) -> Path:
     name = hashlib.sha256("\0".join((_SOURCE.read_text(), *_FLAGS, *tune, about.stdout)).encode()).hexdigest()[:20]
     library = (folder or kernel_folder()) / f"fused_cpu-{name}.so"
     if not library.exists():
-        handle, mine = tempfile.mkstemp(dir=library.parent, suffix=".so")
-        os.close(handle)
-        done = _run(cxx, *_FLAGS, *tune, str(_SOURCE), "-o", mine)
-        if done.returncode != 0:
-            os.unlink(mine)
-            message = (done.stderr.strip() or "no message").splitlines()[0]
-            raise RuntimeError(f"the C++ compiler {cxx} could not build the kernel: {message}")
-        os.replace(mine, library)
+        with new_file(library) as mine:
+            done = _run(cxx, *_FLAGS, *tune, str(_SOURCE), "-o", str(mine))
+            if done.returncode != 0:
+                message = (done.stderr.strip() or "no message").splitlines()[0]
+                raise RuntimeError(f"the C++ compiler {cxx} could not build the kernel: {message}")
     return library
 
 
