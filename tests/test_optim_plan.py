@@ -81,9 +81,17 @@ def other_moments(params, optimizer):
     state["exp_avg"], state["exp_avg_sq"] = state["exp_avg"] * 2, state["exp_avg_sq"].t().contiguous().t()
 
 
-def moved_moments(params, optimizer):
-    for value in optimizer.state[params[0]].values():
-        value.data = value.data.clone() + 1
+def moved(*names):
+    def change(params, optimizer):
+        for name in names:
+            value = optimizer.state[params[0]][name]
+            KEPT.append(value.data)  # a pointer to it stays readable
+            value.data = value.data.clone() + 1
+
+    return once(change)
+
+
+KEPT = []
 
 
 def forgotten_state(params, optimizer):
@@ -121,7 +129,10 @@ CHANGES = {
     "another dtype": once(to_bfloat16),
     "a loaded state": once(loaded),
     "other moments": once(other_moments),
-    "moments and counters moved in place": once(moved_moments),
+    "moments and counter moved in place": moved("exp_avg", "exp_avg_sq", "step"),
+    "the first moment moved in place": moved("exp_avg"),
+    "the second moment moved in place": moved("exp_avg_sq"),
+    "the counter moved in place": moved("step"),
     "a state that is gone": once(forgotten_state),
     "another parameter": once(other_parameter),
     "another group": once(another_group),
@@ -192,11 +203,12 @@ def test_a_plan_keeps_no_tensor_between_steps(bad):
             optimizer.step()
     else:
         optimizer.step()
-    held = [weakref.ref(params[0].grad), weakref.ref(optimizer.state[params[0]]["exp_avg"])]
+    state = optimizer.state[params[0]]
+    held = [weakref.ref(x) for x in (params[0].grad, state["exp_avg"], state["exp_avg_sq"])]
     params[0].grad = None
-    optimizer.state[params[0]]["exp_avg"] = torch.zeros(4, 8)
+    state |= {name: torch.zeros(4, 8) for name in ("exp_avg", "exp_avg_sq")}
     gc.collect()
-    assert [x() for x in held] == [None, None]
+    assert [x() for x in held] == [None, None, None]
 
 
 def test_a_gradient_that_becomes_sparse_is_refused():
