@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ngpt_core as ng
-from ngpt_core.optim import paths
+from ngpt_core.optim import Diagnostics, paths
 
 WHOLE = dict(unit_dim=-1, smgc=ng.SMGC(R=4.0, start=2), pmen=ng.PMEN(tau=1e-6), cap=0.02)
 
@@ -209,6 +209,15 @@ def test_a_plan_keeps_no_tensor_between_steps(bad):
     state |= {name: torch.zeros(4, 8) for name in ("exp_avg", "exp_avg_sq")}
     gc.collect()
     assert [x() for x in held] == [None, None, None]
+
+
+def test_steps_with_diagnostics_are_recorded_between_fast_ones():
+    params, optimizer = build()
+    optimizer.diagnostics = Diagnostics(every=2)
+    for t in range(5):
+        give(params, t)
+        optimizer.step()
+    assert [record["step"] for record in optimizer.diagnostics.records] == [1, 3, 5]
 
 
 def test_a_gradient_that_becomes_sparse_is_refused():
