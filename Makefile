@@ -10,13 +10,14 @@ export OMP_NUM_THREADS ?= 1
 export JUPYTER_PLATFORM_DIRS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup peers book serve demo test test-all unit nbval notebooks lint format clean
+.PHONY: help setup peers address dist book serve demo test test-all soak unit nbval notebooks lint format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make book       set up, run every notebook, build the book, print where it is"
 	@echo "make test       set up, run the whole suite: units, notebooks (nbval), pages, browser"
 	@echo "make test-all   the same with the slow tests (kernels in an interpreter, soaks)"
+	@echo "make soak       crash, damage and fuzz everything for up to an hour; stores tests/faults/results.json"
 	@echo "make demo       train GPT and nGPT side by side for about two minutes and compare them"
 	@echo "make serve      serve the built book on localhost"
 	@echo "make notebooks  execute every notebook and store its outputs"
@@ -24,6 +25,8 @@ help:
 	@echo "make nbval      run every notebook and compare with its stored outputs; only one: ONLY=book/05_gated_adamw.ipynb"
 	@echo "make lint       ruff's rules and format, mypy"
 	@echo "make format     let ruff fix and format what it can"
+	@echo "make address    write the repository's address into notebooks, README and configs: make address URL=https://github.com/OWNER/NAME"
+	@echo "make dist       build the wheel and the source distribution into dist/"
 	@echo "make clean      remove everything that was built, except .venv"
 
 setup: $(READY)
@@ -39,7 +42,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setup: installing the package, the book and the tests (torch is large: a few minutes the first time)"
 	@$(BIN)/python -m pip install -q -c constraints.txt -e ".[book,hf,dev]" || { echo "make: the installation failed; see the lines above. Check the network and the free disk space."; exit 1; }
 	@if [ "$$(uname)" = Linux ]; then echo "setup: peers to test against: Triton (for its interpreter) and mamba-ssm without CUDA"; $(MAKE) -s peers; fi
-	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || echo "setup: no C++ compiler found. Everything works, but the optimizer's step is slower. On Debian or Ubuntu: apt-get install g++"
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || echo "setup: no C++ compiler found. Everything works, but training on the CPU is several times slower. On Debian or Ubuntu: apt-get install g++"
 	@touch $(READY)
 
 # A CUDA build of torch comes with its own Triton, which must stay; mamba-ssm's reference and Triton kernels need no compilation.
@@ -75,6 +78,9 @@ test: $(READY)
 test-all:
 	@$(MAKE) test MARK="not browser"
 
+soak: $(READY)
+	@$(BIN)/python tests/faults/soak.py $(if $(MINUTES),--minutes $(MINUTES))
+
 nbval: $(READY)
 	@NGPT_BOOK=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg -p no:cacheprovider $(or $(ONLY),$(NOTEBOOKS))
 
@@ -92,6 +98,12 @@ lint: $(READY)
 format: $(READY)
 	@$(BIN)/ruff check -q --fix .
 	@$(BIN)/ruff format -q .
+
+address: $(READY)
+	@PYTHONPATH=book $(BIN)/python -m ngpt_book.sphinx.address $(URL)
+
+dist: $(READY)
+	@$(BIN)/python -m build --outdir dist .
 
 clean:
 	rm -rf _build dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage

@@ -25,14 +25,12 @@ import os
 import statistics
 import subprocess
 import sys
-from itertools import accumulate
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
-from timing import interleaved, machine, peak_above, ratio
-from torch.profiler import ProfilerActivity, profile
+from timing import allocated_above, interleaved, machine, peak_above, ratio
 
 import ngpt_core as ng
 from ngpt_core import sphere
@@ -87,14 +85,6 @@ def small_tensors(rounds: int) -> dict[str, dict[str, float]]:
         table[way] = {"milliseconds": round(milliseconds, 3), "ratio": round(x, 3)}
         print(f"{way:15}{milliseconds:9.3f}{x:9.2f}")
     return table
-
-
-def allocated_above(work) -> int:
-    """Peak bytes of torch's CPU allocator during ``work``, above what it held before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        work()
-    events = sorted((e.start_ns(), e.nbytes()) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]")
-    return max(accumulate((size for _, size in events), initial=0))
 
 
 def main() -> None:

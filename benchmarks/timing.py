@@ -9,10 +9,12 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["interleaved", "machine", "peak_above", "ratio"]
+__all__ = ["allocated_above", "interleaved", "machine", "peak_above", "ratio"]
 
 
 def interleaved(ways: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
@@ -44,6 +46,14 @@ def peak_above(work: Callable[[], object]) -> int:
     before = _status("VmRSS")
     work()
     return max(0, _status("VmHWM") - before)
+
+
+def allocated_above(work: Callable[[], object]) -> int:
+    """Peak bytes of torch's CPU allocator during ``work``, above what it held before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    events = sorted((e.start_ns(), e.nbytes()) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]")
+    return max(accumulate((size for _, size in events), initial=0))
 
 
 def machine() -> dict[str, str | int]:

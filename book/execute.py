@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 os.environ["NGPT_BOOK"] = "1"  # read by ngpt_book: static HTML only
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # two notebooks at once must not fight for the cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two notebooks at once must not compete for the cores
 
 import nbformat
 import numpy as np

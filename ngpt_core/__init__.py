@@ -2,7 +2,7 @@
 
     import ngpt_core as ng
 
-This page is the whole public surface. A name is imported from its file when it is first used, so ``import ngpt_core`` stays
+This file lists all public names. A name is imported from its file when it is first used, so ``import ngpt_core`` stays
 fast, and nobody needs the dependencies (plotly, transformers, a compiler) of a part they do not use.
 """
 
@@ -16,10 +16,11 @@ _WHERE = {  # public name -> the file that defines it (the same name there, or t
     **dict.fromkeys(("GatedAdamW", "gate"), "optim.gated_adamw"),
     **dict.fromkeys(("SMGC", "growth_clip"), "optim.smgc"),
     "PMEN": "optim.pmen",
+    "AutoGate": "optim.auto_gate",
     **dict.fromkeys(("Schedule", "log_decay", "cosine", "linear", "wsd", "match_auc", "warmup_before"), "optim.schedule"),
     "Diagnostics": "optim.diagnostics",
     # the forward pass
-    **dict.fromkeys(("logit_scale", "linear_cross_entropy", "row_norms"), "nn.head"),
+    **dict.fromkeys(("logit_scale", "linear_cross_entropy", "lgp_cross_entropy", "row_norms"), "nn.head"),
     "ModelConfig": "config",
     "preset": "presets",
     "LanguageModel": "nn.model",
@@ -33,9 +34,10 @@ TYPE_CHECKING = False  # type checkers treat it like typing's; importing typing 
 if TYPE_CHECKING:  # the same names
     from . import hf, recipe, sphere
     from .config import ModelConfig
-    from .nn.head import linear_cross_entropy, logit_scale, row_norms
+    from .nn.head import lgp_cross_entropy, linear_cross_entropy, logit_scale, row_norms
     from .nn.io import load, save
     from .nn.model import LanguageModel
+    from .optim.auto_gate import AutoGate
     from .optim.diagnostics import Diagnostics
     from .optim.gated_adamw import GatedAdamW, gate
     from .optim.pmen import PMEN
@@ -44,9 +46,9 @@ if TYPE_CHECKING:  # the same names
     from .presets import preset
 
 __all__ = [  # a literal list: type checkers do not run code
-    "PMEN", "SMGC", "Diagnostics", "GatedAdamW", "LanguageModel", "ModelConfig", "Schedule", "__version__", "cosine", "gate",
-    "growth_clip", "hf", "linear", "linear_cross_entropy", "load", "log_decay", "logit_scale", "match_auc", "preset", "recipe",
-    "row_norms", "save", "sphere", "warmup_before", "wsd",
+    "PMEN", "SMGC", "AutoGate", "Diagnostics", "GatedAdamW", "LanguageModel", "ModelConfig", "Schedule", "__version__",
+    "cosine", "gate", "growth_clip", "hf", "lgp_cross_entropy", "linear", "linear_cross_entropy", "load", "log_decay",
+    "logit_scale", "match_auc", "preset", "recipe", "row_norms", "save", "sphere", "warmup_before", "wsd",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # with a module __getattr__, a checker would accept any name

@@ -25,7 +25,10 @@ def is_integer(x: object) -> bool:
 
 def is_within(x: object, low: float, *, open: bool = False) -> bool:
     """Whether x is a finite number >= low (``open``: > low)."""
-    return is_number(x) and low <= float(x) < math.inf and not (open and float(x) == low)
+    try:
+        return is_number(x) and low <= float(x) < math.inf and not (open and float(x) == low)
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def is_count(x: object, least: int) -> bool:

@@ -19,7 +19,9 @@ from .checks import is_number, is_within
 __all__ = ["FORMAT", "LAYERS", "ModelConfig"]
 
 FORMAT = 1  # version of the dictionary below; other versions are rejected
+LIMIT = 1 << 31  # no size of a model is this large
 LAYERS = {"M": "Mamba-2", "*": "attention", "E": "MoE", "-": "MLP"}
+CHOICES = {"activation": ("relu2", "swiglu"), "lgp_form": ("ratio", "power")}  # of the fields that are names
 SCALES = ("alpha", "s_qk", "s_u", "s_z", "s_mamba", "s_moe")
 
 
@@ -91,6 +93,9 @@ class ModelConfig:
     """softplus(dt_bias) is initialized log-uniformly in this range (not in the paper; the usual Mamba-2 initialization)."""
     dt_min: float = 0.0
     """A lower bound on dt after softplus. 0: none, as in mamba-ssm; transformers' NemotronH has one (see ``to_nemotron_h``)."""
+    scale_dt: bool = True
+    """s_mamba multiplies the whole input of the layer, so the logits of dt as well (section 3.2: "the input activations").
+    False: it leaves dt as it is; its reason, the scale of SiLU's inputs, does not reach dt."""
     vector_s_mamba: bool = False
     """Make s_mamba a vector of d_model entries instead of a scalar (section 3.2: no significant difference)."""
 
@@ -124,6 +129,8 @@ class ModelConfig:
     lgp_q: float | None = 1.0
     """q of Logit Gradient Preconditioning (item 8 of the summary: 1). None: the ordinary gradient, without LGP. A non-integer q
     requires s_z > 0: s_z is then a ``PositiveScale``, which is nonlinear below its initial value."""
+    positive_s_z: bool | None = None
+    """Whether s_z is a ``PositiveScale``, which cannot reach 0. None: where ``lgp_q`` needs it (section 2.1)."""
     lgp_form: str = "ratio"
     """"ratio": (s_z / mean(s_z))^q, the paper's choice; "power": s_z^q / mean(s_z^q), its alternative. Same at q = 0 and 1."""
 
@@ -215,16 +222,16 @@ class ModelConfig:
     def _positive(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < LIMIT:
                 letters = ", ".join(f"{k} = {v}" for k, v in LAYERS.items())
-                raise _fail(name, f"must be a positive integer for pattern {self.pattern!r} ({letters})", value)
+                raise _fail(name, f"must be a positive integer below 2^31 for pattern {self.pattern!r} ({letters})", value)
 
     def _check_whole(self) -> None:
         if not isinstance(self.pattern, str) or not self.pattern or set(self.pattern) - LAYERS.keys():
             letters = ", ".join(f"{k} ({v})" for k, v in LAYERS.items())
             raise _fail("pattern", f"must be a non-empty string of the letters {letters}", self.pattern)
         self._positive("vocab_size", "d_model", *(("max_seq_len",) if self.max_seq_len is not None else ()))
-        for name in ("normalized", "abs_alpha", "s_u_per_expert", "vector_s_mamba", "vector_s_moe"):
+        for name in ("normalized", "abs_alpha", "s_u_per_expert", "vector_s_mamba", "vector_s_moe", "scale_dt"):
             if not isinstance(getattr(self, name), bool):
                 raise _fail(name, "must be True or False", getattr(self, name))
         for name in SCALES:
@@ -239,6 +246,14 @@ class ModelConfig:
             raise _fail("lgp_q", "must be a finite number >= 0 (paper: 1), or None for the ordinary gradient", self.lgp_q)
         if self.lgp_q and self.lgp_q % 1 and self.normalized and self.s_z_init <= 0:
             raise _fail("s_z_init", f"must be > 0 for the non-integer lgp_q = {self.lgp_q}", self.s_z_init)
+        if not (self.positive_s_z is None or isinstance(self.positive_s_z, bool)):
+            raise _fail("positive_s_z", "must be True, False, or None (where lgp_q needs it)", self.positive_s_z)
+        if self.positive_s_z is False and self.lgp_q and self.lgp_q % 1:
+            raise _fail(
+                "positive_s_z", f"must not be False for the non-integer lgp_q = {self.lgp_q}: s_z^q needs s_z > 0", False
+            )
+        if self.positive_s_z and self.s_z_init <= 0:
+            raise _fail("s_z_init", "must be > 0 with positive_s_z", self.s_z_init)
         if self.lgp_form not in ("ratio", "power"):
             raise _fail("lgp_form", "must be 'ratio' or 'power' (section 2.1)", self.lgp_form)
         for name in ("init_std", "norm_eps", "C", "gpt_lr"):
@@ -284,8 +299,8 @@ class ModelConfig:
         self._positive("n_experts", "top_k", "expert_ff")
         if self.top_k > self.n_experts:
             raise _fail("top_k", f"must be at most n_experts = {self.n_experts}", self.top_k)
-        if isinstance(self.shared_ff, bool) or not isinstance(self.shared_ff, int) or self.shared_ff < 0:
-            raise _fail("shared_ff", "must be an integer >= 0 (0: no shared expert)", self.shared_ff)
+        if isinstance(self.shared_ff, bool) or not isinstance(self.shared_ff, int) or not 0 <= self.shared_ff < LIMIT:
+            raise _fail("shared_ff", "must be an integer >= 0 and below 2^31 (0: no shared expert)", self.shared_ff)
         for name in ("routed_scaling", "router_bias_rate", "balance_loss"):
             if not is_within(getattr(self, name), 0):
                 raise _fail(name, "must be a finite number >= 0", getattr(self, name))

@@ -5,15 +5,27 @@ within a file system, so a reader sees either the old state or the new one, neve
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cache_folder", "new_file", "new_folder", "read_json", "sha256", "sync", "write_json", "write_text"]
+__all__ = [
+    "cache_folder",
+    "make_folder",
+    "new_file",
+    "new_folder",
+    "read_json",
+    "sha256",
+    "sync",
+    "sync_names",
+    "write_json",
+    "write_text",
+]
 
 
 def sha256(path: Path) -> str:
@@ -32,7 +44,7 @@ def read_json(path: Path) -> dict:
         if not isinstance(value, dict):
             raise ValueError("not an object")
         return value
-    except ValueError as error:  # not JSON, or not even text
+    except (ValueError, RecursionError) as error:  # not JSON, or not even text
         raise ValueError(f"{path} must be a JSON object ({error}): it was damaged or edited; restore it.") from None
 
 
@@ -49,18 +61,21 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary file that replaces ``path`` when the block succeeds and is removed when it fails."""
+    """A temporary file that replaces ``path`` when the block succeeds and is removed when it fails. Its mode is the umask's."""
     with _named(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=path.suffix)
+        temporary = path.parent / f".{path.name}-{secrets.token_hex(4)}{path.suffix}"
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        mode = os.fstat(handle).st_mode & 0o777  # what the umask leaves of 666
         os.close(handle)
         try:
-            yield Path(name)
-            with open(name, "r+b") as file:
+            yield temporary
+            os.chmod(temporary, mode)  # the writer may have replaced the file
+            with open(temporary, "r+b") as file:
                 os.fsync(file.fileno())
-            os.chmod(name, 0o644)  # mkstemp's default mode would hide the file from other users
-            os.replace(name, path)
+            os.replace(temporary, path)
+            sync_names(path.parent)
         finally:
-            Path(name).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -74,17 +89,38 @@ def _named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
+def sync_names(folder: Path) -> None:
+    """Flush the names in a folder to the disk: without it, a power failure may undo a rename or lose a new file."""
+    if os.name == "nt":  # Windows cannot open a folder
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot do it
+            raise
+    finally:
+        os.close(handle)
+
+
+def make_folder(path: Path) -> None:
+    """Create the folder and its parents where they are missing, each one flushed to the disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_names(path.parent)
+
+
 def sync(folder: Path) -> None:
     """Flush every file and directory below ``folder`` to the disk."""
     for root, _, names in os.walk(folder):
-        for path in [*(os.path.join(root, name) for name in names), root]:
-            if os.name == "nt" and os.path.isdir(path):
-                continue  # Windows cannot open a directory
-            handle = os.open(path, os.O_RDONLY)
+        for name in names:
+            handle = os.open(os.path.join(root, name), os.O_RDONLY)
             try:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+        sync_names(Path(root))
 
 
 @contextlib.contextmanager
@@ -96,14 +132,15 @@ def new_folder(path: Path) -> Iterator[Path]:
     path = Path(path).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path} already exists and is not overwritten: choose another folder, or remove it first.")
-    path.parent.mkdir(parents=True, exist_ok=True)
     with _named(path):
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+        make_folder(path.parent)
+        temporary = path.parent / f".{path.name}-{secrets.token_hex(4)}"
+        temporary.mkdir()
         try:
             yield temporary
             sync(temporary)
-            os.chmod(temporary, 0o755)
             os.replace(temporary, path)  # path is absent or an empty folder
+            sync_names(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

@@ -7,6 +7,10 @@ field can be overridden. Two families:
 active counts; our rungs are proposals that match the active counts to 1% and the rounded totals to 3%. C, tokens and the
 baseline's learning rate are the paper's.
 
+**The dense 8B** ``8B-dense``. The paper's figure of s_z is of a dense 8B nGPT trained on 4T tokens, and it gives no other
+number. Ours is a proposal of that size: a Transformer with the shape of the usual 8B models, the ladder's vocabulary, and the
+original nGPT's SwiGLU and rotary embedding. Its C is the ladder's smallest, and GPT's peak learning rate is the usual one.
+
 **Laptop models** ``pico``, ``micro``, ``mini``, on bytes: the vocabulary is the 256 byte values, and byte 0, which never occurs
 in text, separates documents. They are small versions of the ladder: Mamba-2, attention and a mixture of experts. Their
 ``-dense`` variants resemble the original nGPT: Transformers of attention and MLP blocks with rotary embeddings and about the
@@ -16,6 +20,8 @@ Symbols: M, E, * are the numbers of Mamba-2, MoE and attention blocks; "active" 
 without the input embedding, of which it reads one row.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from .config import FORMAT, ModelConfig
@@ -76,10 +82,21 @@ def _dense(name: str) -> dict[str, object]:
     return dict(vocab_size=256, d_model=d_model, pattern="*-" * layers, n_heads=n_heads, rope_theta=1e4, ff=4 * d_model)
 
 
-PRESETS = {
-    **{name: lambda name=name: _laptop(name) for name in _LAPTOP},
-    **{f"{name}-dense": lambda name=name: _dense(name) for name in _DENSE},
-    **{name: lambda name=name: _ladder(name) for name in LADDER},
+def _dense_8b() -> dict[str, object]:
+    """Published: dense, 8B, 4T tokens (section 2.1). Everything else is our choice."""
+    return dict(
+        vocab_size=131072, d_model=4096, pattern="*-" * 32, n_heads=32, n_kv_heads=8, rope_theta=5e5, ff=14336,
+        activation="swiglu", C=0.12, tokens=4 * 10**12, gpt_lr=3e-4,
+    )  # fmt: skip
+
+
+FULL_SIZE = (*LADDER, "8B-dense")  # trained with the paper's numbers, not those of a small run
+
+PRESETS: dict[str, Callable[[], dict[str, object]]] = {
+    **{name: partial(_laptop, name) for name in _LAPTOP},
+    **{f"{name}-dense": partial(_dense, name) for name in _DENSE},
+    **{name: partial(_ladder, name) for name in LADDER},
+    "8B-dense": _dense_8b,
 }
 
 
@@ -89,7 +106,7 @@ def preset(name: str, normalized: bool = True, **overrides: object) -> ModelConf
     For a laptop, on bytes: "pico" (0.3M parameters), "micro" (3M), "mini" (15M), each a hybrid with a mixture of experts, and
     "pico-dense", "micro-dense", "mini-dense", Transformers with rotary embeddings. The paper's ladder: "1B", "2B", "4B", "7B",
     "14B", "30B". Only 30B is public; the shapes of the others are proposals that match the published active counts
-    to 1% and the rounded totals to 3%.
+    to 1% and the rounded totals to 3%. "8B-dense" is our dense Transformer of 8B parameters for 4T tokens.
 
     >>> preset("30B").d_model
     2688

@@ -62,6 +62,20 @@ def cap_angle(w: np.ndarray, candidate: np.ndarray, theta_max: float) -> np.ndar
     return candidate
 
 
+def carried(m: np.ndarray, w: np.ndarray, new: np.ndarray, transport: str) -> np.ndarray:
+    """The first moment after w has moved to ``new``, both unit: projected, or turned in the plane of the two by their angle."""
+    if transport == "project":
+        return tangent(m, new)
+    across = new - w * (w @ new)
+    if np.linalg.norm(across) == 0:
+        return m
+    e = across / np.linalg.norm(across)  # w and e span the plane; phi is the angle of the step
+    phi = math.atan2(np.linalg.norm(across), w @ new)
+    along, ahead = w @ m, e @ m
+    turned = (along * math.cos(phi) - ahead * math.sin(phi)) * w + (along * math.sin(phi) + ahead * math.cos(phi)) * e
+    return m - along * w - ahead * e + turned
+
+
 class GatedAdamW:
     """One parameter under Algorithm 1 with everything around it, vectors along the last axis, in float64 and with loops.
 
@@ -69,19 +83,20 @@ class GatedAdamW:
     """
 
     def __init__(self, theta, *, betas, eps_gate, eps_num, a, weight_decay=0.0, alpha=None, unit=False, tangent=True, smgc=None,
-                 pmen=None, name="0"):  # fmt: skip
+                 pmen=None, name="0", transport=None):  # fmt: skip
         self.theta = np.array(theta, dtype=np.float64)
         if unit:
             self.theta = self.theta / np.linalg.norm(self.theta, axis=-1, keepdims=True)
         self.m, self.v, self.t = np.zeros_like(self.theta), np.zeros_like(self.theta), 0
         self.betas, self.eps_gate, self.eps_num, self.a = betas, eps_gate, eps_num, a
         self.weight_decay, self.alpha, self.unit, self.tangent = weight_decay, alpha, unit, tangent
-        self.smgc, self.pmen, self.name = smgc, pmen, name
+        self.smgc, self.pmen, self.name, self.transport = smgc, pmen, name, transport
 
     def step(self, grad, lr, cap=None):
         g, (beta1, beta2) = np.array(grad, dtype=np.float64), self.betas
         rows = [index for index in np.ndindex(self.theta.shape[:-1])] if self.unit else []
         k, self.t = self.t, self.t + 1
+        eps_gate = self.threshold(k)
         if self.tangent:
             for row in rows:
                 g[row] = tangent(g[row], self.theta[row])
@@ -96,9 +111,9 @@ class GatedAdamW:
         for i in np.ndindex(g.shape):
             d = math.sqrt(v_hat[i]) + self.eps_num
             if d > 0:
-                direction = gate(d, self.a, self.eps_gate) * m_hat[i] / d
+                direction = gate(d, self.a, eps_gate) * m_hat[i] / d
             else:
-                direction = m_hat[i] / self.eps_gate if self.a == 1 else 0.0
+                direction = m_hat[i] / eps_gate if self.a == 1 else 0.0
             new[i] = self.theta[i] - (lr * direction + eta * self.weight_decay * self.theta[i])
         if self.pmen is not None and rows:
             x = self.pmen
@@ -111,8 +126,22 @@ class GatedAdamW:
             if cap is not None:
                 new[row] = cap_angle(self.theta[row], new[row], cap)
             new[row] /= np.linalg.norm(new[row])
+            if self.transport is not None:
+                self.m[row] = carried(self.m[row], self.theta[row], new[row], self.transport)
         self.theta = new
         return new
+
+    def threshold(self, k):
+        """eps_gate of step k + 1: a number, a function of the step, or {"quantile", "every"} of sqrt(v_hat) after k steps."""
+        if callable(self.eps_gate):
+            return self.eps_gate(k + 1)
+        if not isinstance(self.eps_gate, dict):
+            return self.eps_gate
+        if k >= 1 and (k - 1) % self.eps_gate["every"] == 0:
+            scales = sorted(math.sqrt(v / (1 - self.betas[1] ** k)) for v in self.v.ravel() if v > 0)
+            if scales:
+                self.kept = scales[math.ceil(self.eps_gate["quantile"] * len(scales)) - 1]
+        return getattr(self, "kept", 1e-8)
 
 
 def log_decay(r, rho, eta_max=1.0, eta_min=0.0):
@@ -264,7 +293,7 @@ def state_space_scan(x, dt, A, B, C, D=None, initial_state=None, documents=None)
     y, final = np.zeros_like(x), np.zeros((b, H, P, N))
     for i in range(b):
         for head in range(H):
-            g = head // (H // G)  # neighbouring heads share a group
+            g = head // (H // G)  # neighboring heads share a group
             S = np.zeros((P, N)) if initial_state is None else np.array(initial_state[i, head], dtype=np.float64)
             for t in range(T):
                 if documents is not None and t > 0 and documents[i, t] != documents[i, t - 1]:
@@ -275,9 +304,10 @@ def state_space_scan(x, dt, A, B, C, D=None, initial_state=None, documents=None)
     return y, final
 
 
-def mamba2(h, p, heads, groups, state, s_mamba=None, eps=1e-5, documents=None):
-    """The Mamba-2 layer of section 3.2 for h [b, T, d]. ``p`` maps the names of its parameters to arrays; ``s_mamba`` (nGPT)
-    multiplies the input, else the gated output is divided by its root mean square in each group and times norm_weight."""
+def mamba2(h, p, heads, groups, state, s_mamba=None, eps=1e-5, documents=None, scale_dt=True):
+    """The Mamba-2 layer of section 3.2 for h [b, T, d]. ``p`` maps the names of its parameters to arrays. ``s_mamba`` (nGPT)
+    multiplies the input (that of dt only with ``scale_dt``). Without it (GPT), the gated output is divided by its root mean
+    square in each group and multiplied by norm_weight."""
 
     def silu(v):
         return v / (1 + np.exp(-v))
@@ -286,6 +316,8 @@ def mamba2(h, p, heads, groups, state, s_mamba=None, eps=1e-5, documents=None):
     inner, BC, K = p["out_proj"].shape[0], groups * state, p["conv_weight"].shape[0]
     mixed = (h if s_mamba is None else h * s_mamba) @ p["in_proj"].T
     z, u, dt = mixed[..., :inner], mixed[..., inner : 2 * inner + 2 * BC], mixed[..., 2 * inner + 2 * BC :]
+    if not scale_dt:
+        dt = (h @ p["in_proj"].T)[..., 2 * inner + 2 * BC :]
     v = np.zeros_like(u)
     for i in range(b):
         for t in range(T):

@@ -114,7 +114,7 @@ class Browser:
         self.cdp("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
 
     def open(self, url: str) -> None:
-        """Load a page (anew, even where only its hash differs) and wait until everything on it is drawn."""
+        """Load a page (again, even if only its hash differs) and wait until everything on it is drawn."""
         self.driver.get("about:blank")
         self.driver.get(url)
         self.wait(
@@ -213,7 +213,9 @@ def test_a_page_is_quiet_and_asks_nobody_else(browser, address, chapter):
 
 
 def test_every_slider_and_figure_has_a_name_for_those_who_listen(browser, chapter):
-    for slider in browser.find(".ngx-row input"):
+    for group in browser.find(".ngx-choices"):
+        assert group.accessible_name.strip() and group.aria_role == "radiogroup"
+    for slider in browser.find(".ngx-row input:not([hidden])"):
         assert slider.accessible_name.strip() and slider.aria_role == "slider"
         assert slider.get_attribute("aria-valuetext")
     for plot in browser.find(".ngx-plot"):
@@ -243,6 +245,9 @@ def test_every_slider_moves_its_drawing_by_mouse_and_by_key(browser, chapter):
         plot, reset = browser.find(".ngx-plot", explorer)[0], browser.find(".ngx-reset", explorer)[0]
         start = browser.drawing(explorer)
         for row in browser.find(".ngx-row", explorer):
+            if buttons := browser.find("[role=radio]", row):
+                _every_button(browser, explorer, buttons, start, f"{chapter}, {browser.find('label', row)[0].text!r}")
+                continue
             slider, shown = browser.find("input", row)[0], browser.find("output", row)[0]
             what = f"{chapter}, slider {browser.find('label', row)[0].text!r}"
             browser.js("arguments[0].scrollIntoView({block: 'end', behavior: 'instant'})", explorer)
@@ -278,6 +283,28 @@ def test_every_slider_moves_its_drawing_by_mouse_and_by_key(browser, chapter):
     assert browser.errors() == []
 
 
+def _every_button(browser, explorer, buttons, start: int, what: str) -> None:
+    """The buttons of a choice, by mouse and by key: each draws something else, and the first choice comes back."""
+    (first,) = [i for i, button in enumerate(buttons) if button.get_attribute("aria-checked") == "true"]
+    browser.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", buttons[0])
+    drawings = []
+    for button in buttons:
+        button.click()
+        browser.settled()
+        assert button.get_attribute("aria-checked") == "true", what
+        drawings.append(browser.drawing(explorer))
+    assert drawings[first] == start and len(set(drawings)) > 1, f"{what} leaves the figure's data alone"
+    buttons[-1].send_keys(Keys.HOME)
+    browser.settled()
+    assert browser.drawing(explorer) == drawings[0], f"{what} does not follow the keyboard"
+    browser.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    browser.settled()
+    assert browser.drawing(explorer) == drawings[1], f"{what} does not follow the keyboard"
+    browser.find(".ngx-reset", explorer)[0].click()
+    browser.settled()
+    assert browser.drawing(explorer) == start
+
+
 def _changes(plot, picture: bytes, what: str) -> None:
     """What is on the screen is another picture, not only other data."""
     end = time.monotonic() + 10
@@ -289,8 +316,9 @@ def _changes(plot, picture: bytes, what: str) -> None:
 def test_a_shared_view_opens_from_the_disk_on_a_phone_without_a_network(browser, address, site, chapter):
     """The second load: the link of a view in which every slider was moved, as a file, 390 pixels wide, offline."""
     for explorer in browser.find(".ngx[data-kind=explorer]"):  # all of them: each keeps its own keys in the address
-        for slider in browser.find("input", explorer):
-            slider.send_keys(Keys.HOME if int(slider.get_attribute("value")) else Keys.END)
+        for row in browser.find(".ngx-row", explorer):
+            far = Keys.HOME if int(browser.find("input", row)[0].get_attribute("value")) else Keys.END
+            browser.find("input:not([hidden]), [role=radio][aria-checked=true]", row)[0].send_keys(far)
     browser.settled()
     hash_, places = browser.js("return location.hash"), browser.js(PLACES)
     drawings = [browser.drawing(e) for e in browser.find(".ngx[data-kind=explorer]")]
@@ -452,7 +480,7 @@ def test_a_link_to_a_section_or_a_strange_address_moves_no_slider(browser, bench
         browser.settled()
         assert browser.js(PLACES) == before, strange
     browser.js("location.hash = 'a-section'")
-    slider = browser.find(".ngx-row input")[4]  # the second Explorer's height: the address now speaks of both again
+    slider = browser.find(".ngx-row input")[4]  # the second Explorer's height: the address now refers to both again
     slider.send_keys(Keys.ARROW_RIGHT)
     assert browser.js("return location.hash") == f"#{bench.name}.turns=3&{bench.name}-2.height=1.0"
     assert browser.errors() == []

@@ -10,15 +10,19 @@ import pickle
 import resource
 import shutil
 import signal
+import sys
 import time
+import warnings
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from runs import SMALL, TINY, losses, new_run
 
 import ngpt_core as ng
 from ngpt_core.cli import main
-from ngpt_core.train import checkpoint, loop, trainer
+from ngpt_core.seal import Damaged, read_sealed, write_sealed
+from ngpt_core.train import checkpoint, loop, storage, trainer
 from ngpt_core.train.config import TrainConfig, recipe_numbers
 from ngpt_core.train.folder import take
 from ngpt_core.train.loop import train
@@ -70,9 +74,13 @@ def straight(corpus, tmp_path):
 
 
 # ---- resuming --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("normalized", [True, False])
-def test_a_resumed_run_is_the_same_to_the_bit(corpus, tmp_path, normalized):
-    train(new_run(corpus, tmp_path / "a", {"normalized": normalized}, save_every=3, keep=9, sample_tokens=4, eval_every=2))
+SWITCHES = ("eps_gate=auto", "eps_gate.every=4", "transport=parallel", "pmen_embeddings=true,false")
+
+
+@pytest.mark.parametrize("normalized, recipe", [(True, ()), (True, SWITCHES), (False, ())], ids=["nGPT", "switches", "GPT"])
+def test_a_resumed_run_is_the_same_to_the_bit(corpus, tmp_path, normalized, recipe):
+    settings = dict(recipe=recipe, save_every=3, keep=9, sample_tokens=4, eval_every=2)
+    train(new_run(corpus, tmp_path / "a", {"normalized": normalized}, **settings))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.rmtree(tmp_path / "b" / "export")
     shutil.rmtree(tmp_path / "b" / "checkpoints" / "step-00000006")
@@ -113,7 +121,7 @@ def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
         ({"seed": 5, "batch_size": 8}, {}, "was started with seed=0, batch_size=4. A resumed run cannot change this"),
         ({"scaled": False}, {}, "was started with scaled=True. A resumed run keeps its numbers"),
         ({"recipe": ("rho=0",)}, {}, "--recipe rho=0: .*rho must be > 0"),
-        ({"recipe": "rho=1"}, {}, "recipe must be a list of texts"),
+        ({"recipe": "rho=1"}, {}, "recipe must be a list of strings"),
         ({}, {"C": 0.12}, "C=0.12 would have no effect .* its recipe has C=0.24, .*Use --recipe C=NUMBER"),
     ):
         with pytest.raises(ValueError, match=word):
@@ -138,14 +146,15 @@ def test_a_resumed_run_treats_each_field_by_its_policy(straight, corpus, tmp_pat
     run = prepare({"out": str(straight)}, {}, resume=True)
     now = {**vars(run.config), **vars(run.model), "scaled": True}
     other = {"recipe": ("rho=0.2",), "data": (str(tmp_path / "link"),), "val_data": (corpus,), "out": f"{straight}/"}
-    other |= {"wandb": "x", "device": "cpu", "precision": "fp32", "activation_checkpointing": "full", "tokens": 8 * 4 * 32}
+    other |= {"wandb": "x", "mlflow": "x", "callback": ("json:JSONDecoder",), "device": "cpu", "precision": "fp32"}
+    other |= {"activation_checkpointing": "full", "tokens": 8 * 4 * 32, "sample_prompt": "x"}
     for policy, names in POLICIES.items():
         for name in names.split():
             new = other.get(name, not now[name] if isinstance(now[name], bool) else 2 * (now[name] or 1))
             given = {"preset" if name == "name" else name: new}
             settings = {"out": str(straight), "re_anchor": policy == "re-anchored"}
             asked = ({**settings, **given}, {}) if name in vars(run.config) else (settings, given)
-            if policy in ("fixed", "architecture", "settled") or name == "C":  # C: the recipe of a scaled run has it
+            if policy in ("fixed", "architecture", "settled", "given") or name == "C":  # C: the recipe of a scaled run has it
                 with pytest.raises(ValueError, match=f"was started with {next(iter(given))}=|^C=.* would have no effect"):
                     prepare(*asked, resume=True)
                 continue
@@ -199,7 +208,7 @@ def test_more_steps_change_no_number_of_the_recipe(corpus, tmp_path, record):
     if record == "old":  # as runs were written before
         text = json.loads((run / "config.json").read_text())
         text["train"] |= {"scaled": True, "recipe": ["schedule=linear"]}
-        del text["scaled"]
+        del text["scaled"], text["seal"], text["id"]
         (run / "config.json").write_text(json.dumps(text))
     again = prepare({"out": str(run), **start, "scaled": True, "steps": 4000, "re_anchor": True}, {}, resume=True)
     first = new_run(corpus, tmp_path / "x", **start)
@@ -262,22 +271,22 @@ def _train(run) -> None:
 def _die_while_saving(run, moment: str) -> None:
     """Train, and die without a chance to clean up in the middle of the second save."""
     saves = 0
-    real_replace, real_write = os.replace, checkpoint.dcp.save
+    real_replace, real_write = os.replace, storage._write
 
-    def write(tensors, checkpoint_id, **kwargs):
+    def write(path, items, planner):
         nonlocal saves
-        saves += 1
+        saves += path.name.startswith("model-")
         if saves == 2 and moment == "half the tensors written":
-            (checkpoint_id / "__0_0.distcp").write_bytes(b"half")
+            path.write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
-        return real_write(tensors, checkpoint_id=checkpoint_id, **kwargs)
+        return real_write(path, items, planner)
 
     def replace(source, target):
         if saves == 2 and str(target).endswith("step-00000004") and moment == "all written, not yet named":
             os.kill(os.getpid(), signal.SIGKILL)
         return real_replace(source, target)
 
-    checkpoint.dcp.save, checkpoint.os.replace = write, replace
+    storage._write, checkpoint.os.replace = write, replace
     train(run)
 
 
@@ -363,11 +372,11 @@ def _little_memory(argv, log, after: int, room: int) -> None:
     """From step ``after`` on the kernel gives no more than ``room`` bytes more, as on a machine whose memory is full."""
     real = trainer.Trainer.step
 
-    def step(self, look=False):
+    def step(self, diagnose=False):
         if self.t == after:
             pages = int(open("/proc/self/statm").read().split()[0])
             resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room,) * 2)
-        return real(self, look)
+        return real(self, diagnose)
 
     trainer.Trainer.step = step
     os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
@@ -420,7 +429,7 @@ def test_metrics_that_cannot_be_written_do_not_lose_the_step(corpus, tmp_path):
 
 def _metrics_on_a_full_disk(*args):
     metrics = trainer_metrics(*args)
-    metrics.file = open("/dev/full", "a")
+    metrics.callbacks[0].file = open("/dev/full", "a")  # metrics.jsonl
     return metrics
 
 
@@ -486,7 +495,7 @@ def test_without_locks_a_run_is_trained_with_a_word_of_warning(corpus, tmp_path,
 
     monkeypatch.setattr("fcntl.lockf", no_locks)
     assert train(new_run(corpus, tmp_path / "run", steps=1)) == 0
-    assert "no locks on this file system" in capsys.readouterr().err
+    assert "this file system has no locks" in capsys.readouterr().err
 
 
 def test_a_run_that_went_on_between_reading_and_locking_is_not_taken_back(straight):
@@ -503,50 +512,76 @@ def _cut(path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-DAMAGE = {
-    "metadata cut short": (".metadata", _cut),
-    "metadata empty": (".metadata", lambda path: path.write_bytes(b"")),
-    "metadata garbage": (".metadata", lambda path: path.write_bytes(bytes(range(256)) * 9)),
-    "metadata of something else": (".metadata", lambda path: path.write_bytes(pickle.dumps([1, 2]))),
-    "metadata gone": (".metadata", lambda path: path.unlink()),
-    "random state cut short": ("rng-00000.pt", _cut),
-    "random state garbage": ("rng-00000.pt", lambda path: path.write_bytes(b"\x80\x02garbage")),
-    "random state gone": ("rng-00000.pt", lambda path: path.unlink()),
-    "state cut short": ("state.json", _cut),
-    "state edited": ("state.json", lambda path: path.write_text('{"format": 1}')),
-    "state a list": ("state.json", lambda path: path.write_text("[]")),
-}
+def _flip(path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :])
 
 
-def test_every_damaged_file_of_a_checkpoint_is_one_sentence_and_an_older_one_goes_on(straight, tmp_path, capsys):
-    shutil.rmtree(straight / "export")
+FILES = ("index.json", "model-00000.safetensors", "optimizer-00000.safetensors", "random-00000.safetensors", "state.json")
+DAMAGE = {"cut short": _cut, "one bit": _flip, "gone": os.unlink, "empty": lambda path: path.write_bytes(b"")}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_continues_from_an_older_one(straight, tmp_path, capsys, file):
     path = straight / "checkpoints" / "step-00000006"
-    shutil.copytree(path, tmp_path / "whole")
-    for name, (file, damage) in DAMAGE.items():
-        shutil.rmtree(path)
-        shutil.copytree(tmp_path / "whole", path)
+    shutil.copytree(straight, tmp_path / "whole")
+    shutil.rmtree(straight / "export")
+    for kind, damage in DAMAGE.items():
         damage(path / file)
-        assert main(["train", f"--out={straight}", "--resume"]) == 1
-        error = capsys.readouterr().err
-        assert error.startswith(f"ngpt: the checkpoint {path} cannot be read: "), (name, error)
-        assert error.endswith(". Remove it to use an older one.\n") and error.count("\n") == 1, (name, error)
-        if not file.startswith("rng"):
-            assert main(["generate", str(straight)]) == 1
-            assert f"ngpt: the checkpoint {path} cannot be read: " in capsys.readouterr().err
-    shutil.rmtree(path)
-    assert resume(straight) == 0
+        for command in ("eval", "generate") if file.startswith(("model", "state", "index")) else ():
+            assert main([command, str(straight)]) == 1
+            error = capsys.readouterr().err
+            assert error.startswith(f"ngpt: the checkpoint {path} cannot be read: ") and error.count("\n") == 1, (kind, error)
+            assert file in error and f"ngpt train --out {straight} --resume sets it aside" in error
+        assert main(["train", f"--out={straight}", "--resume"]) == 0
+        told = capsys.readouterr().err
+        assert f"ngpt: the checkpoint {path} cannot be read: " in told and file in told, (kind, told)
+        assert "It is set aside as damaged-step-00000006" in told and "continues from step 4; 2 steps are repeated." in told
+        same_run(tmp_path / "whole", straight)
+        shutil.rmtree(straight / "export")
+    assert len(list((straight / "checkpoints").glob("damaged-*"))) == len(DAMAGE)
+
+
+def test_without_a_checkpoint_that_verifies_nothing_is_renamed_and_nothing_starts_again(straight, capsys):
+    shutil.rmtree(straight / "export")
+    for path in (straight / "checkpoints").iterdir():
+        _flip(path / "model-00000.safetensors")
+    before = snapshot(straight)
+    assert main(["train", f"--out={straight}", "--resume"]) == 1
+    error = capsys.readouterr().err
+    assert f"No older checkpoint of {straight} can be used" in error and error.count("\n") == 1
+    assert snapshot(straight) == before
+
+
+def test_missing_moments_are_an_error_and_not_a_fresh_start(straight, capsys):
+    """The index and the seal are made to fit: only the rule that every parameter has its moments is left."""
+    shutil.rmtree(straight / "export")
+    for path in (straight / "checkpoints").iterdir():
+        index = json.loads((path / "index.json").read_text())
+        (path / "index.json").write_text(json.dumps({k: v for k, v in index.items() if not k.startswith("optimizer.exp_avg.")}))
+        state, _ = read_sealed(path / "state.json")
+        state["files"]["index.json"] = ng.seal.entry(path / "index.json")
+        write_sealed(path / "state.json", state)
+    assert main(["train", f"--out={straight}", "--resume"]) == 1
+    assert "it has no optimizer.exp_avg." in capsys.readouterr().err
 
 
 def test_a_config_that_was_edited_is_not_blamed_on_the_checkpoint(straight):
     shutil.rmtree(straight / "export")
     record = json.loads((straight / "config.json").read_text())
-    record["model"]["d_model"] = 64
-    (straight / "config.json").write_text(json.dumps(record))
+    (straight / "config.json").write_text(json.dumps({**record, "steps": 8}))
+    with pytest.raises(ValueError, match=r"config\.json was damaged or edited: its content does not match its seal"):
+        resume(straight)
+    del record["seal"]
+    edited = {"model": {**record["model"], "d_model": 64}}
+    write_sealed(straight / "config.json", {**record, **edited})
     with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another d_model\."):
         resume(straight)
-    edited = {"train": {**record["train"], "batch_size": 8}, "model": {**record["model"], "d_model": 32}}
-    (straight / "config.json").write_text(json.dumps({**record, **edited}))
+    write_sealed(straight / "config.json", {**record, "train": {**record["train"], "batch_size": 8}})
     with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another batch_size\."):
+        resume(straight)
+    write_sealed(straight / "config.json", {**record, "id": "that of another run"})
+    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another id\."):
         resume(straight)
     for change, words in (
         ({"steps": "six"}, "'steps' is missing or has the wrong type"),
@@ -573,27 +608,27 @@ def test_an_export_that_was_damaged_can_be_written_again(straight, capsys):
     assert resume(straight) == 0 and weights.read_bytes() == whole
 
 
-def test_a_damaged_checkpoint_and_an_unknown_format_say_so(straight, tmp_path):
+def test_a_damaged_checkpoint_and_an_unknown_format_say_so(straight, corpus, tmp_path):
     shutil.rmtree(straight / "export")
     path = straight / "checkpoints" / "step-00000006"
     state = json.loads((path / "state.json").read_text())
-    (path / "state.json").write_text(json.dumps({**state, "format": 99}))
+    del state["seal"]
+    write_sealed(path / "state.json", {**state, "format": 99})
     with pytest.raises(ValueError, match="checkpoint format 99"):
         resume(straight)
-    t = state["schedule"]
+    t, corpora, run = state["schedule"], open_blend((corpus,), 256), new_run(corpus, tmp_path / "x")
+    run = dataclasses.replace(run, id=state["run"])
     for change in (
         {"data": {}}, {"data": None}, {"model": {}}, {"schedule": {}}, {"seconds": "x"}, {"step": "6"}, {"step": 5},
         {"config": None}, {"schedule": {**t, "t": 1}}, {"schedule": {**t, "anchor": None}},
         {"data": {**state["data"], "counts": [1, 2, 3]}},
     ):  # fmt: skip
-        (path / "state.json").write_text(json.dumps({**state, **change}))
-        with pytest.raises(ValueError, match=r"(cannot be read: |state.json was damaged or edited).*older"):
-            resume(straight)
+        write_sealed(path / "state.json", {**state, **change})
+        with pytest.raises(Damaged, match=r"(cannot be read: |state.json was damaged or edited)"):
+            trainer.Trainer(run, World(torch.device("cpu")), corpora).resume(checkpoint.open_checkpoint(path))
     (path / "state.json").write_text(json.dumps(state))
-    data = next(path.glob("*.distcp"))
-    os.truncate(data, 1000)
-    with pytest.raises(ValueError, match=r"step-00000006 cannot be read: .*older"):
-        resume(straight)
+    with pytest.raises(Damaged, match=r"state\.json was edited: it has no seal"):
+        checkpoint.open_checkpoint(path)
     shutil.rmtree(path)
     assert resume(straight) == 0  # from step 4
     assert losses(straight) and (straight / "export" / "config.json").exists()
@@ -605,3 +640,157 @@ def test_a_place_that_cannot_be_written_is_one_sentence(corpus, tmp_path, capsys
     assert main(argv) == 1
     error = capsys.readouterr().err
     assert error.startswith("ngpt: ") and error.count("\n") == 1 and str(tmp_path / "file") in error
+
+
+# ---- files from a stranger, and from an older version ----------------------------------------------------------------
+class Payload:
+    """What a malicious pickle does when it is read."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def as_format_1(run, state=None) -> None:
+    """Rewrite the checkpoints of a run as an older version wrote them: by Distributed Checkpoint's own writer."""
+    for path in (run / "checkpoints").iterdir():
+        reader = checkpoint.open_checkpoint(path).reader()
+        tensors = {name: torch.empty(x.size, dtype=x.properties.dtype) for name, x in reader.tensors.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
+            record = json.loads((path / "state.json").read_text())
+            shutil.rmtree(path)
+            random = tensors.pop("random.00000.cpu")
+            dcp.save({**tensors, **(state or {})}, checkpoint_id=path, no_dist=True)
+        torch.save({"cpu": random}, path / "rng-00000.pt")
+        for name in ("seal", "files", "run"):
+            del record[name]
+        (path / "state.json").write_text(json.dumps({**record, "format": 1}))
+
+
+def test_a_checkpoint_of_format_1_is_read_with_a_note_and_converted(straight, tmp_path, caplog, monkeypatch):
+    shutil.copytree(straight, tmp_path / "a")
+    for name in ("export", "checkpoints/step-00000006"):
+        shutil.rmtree(straight / name)
+    as_format_1(straight)
+    assert main(["eval", str(straight)]) == 0
+    assert "has format 1, which an older version wrote" in caplog.text
+    assert resume(straight) == 0
+    same_run(tmp_path / "a", straight)
+    assert checkpoint.open_checkpoint(checkpoint.newest(straight)).state["format"] == 2
+
+
+@pytest.mark.parametrize("where", [".metadata", "rng-00000.pt", "__0_0.distcp", "an entry of the state"])
+def test_a_malicious_checkpoint_does_not_run(straight, tmp_path, capsys, where):
+    shutil.rmtree(straight / "export")
+    planted = tmp_path / "the payload ran"
+    as_format_1(straight, {"model.embedding.weight": Payload(planted)} if where.startswith("an entry") else None)
+    for path in (straight / "checkpoints").iterdir():
+        if where == "rng-00000.pt":
+            torch.save({"cpu": Payload(planted)}, path / where)
+        elif not where.startswith("an entry"):
+            (path / where).write_bytes(pickle.dumps(Payload(planted)))
+    for command in (
+        f"eval {straight}",
+        f"generate {straight}",
+        f"export {straight} {straight}-hf",
+        f"train --out={straight} --resume",
+    ):
+        status = main(command.split())
+        assert status == 1 or where == "rng-00000.pt"  # a random state is read only when a run continues
+        assert not planted.exists()
+    error = capsys.readouterr().err
+    assert "cannot be read" in error and "Traceback" not in error
+
+
+def test_no_file_is_unpickled_when_a_run_is_saved_continued_and_used(straight, monkeypatch, tmp_path):
+    """Format 2, on one rank: no call of any unpickler, and of torch.load neither."""
+
+    def refused(*args, **kwargs):
+        raise AssertionError("something was unpickled")
+
+    shutil.rmtree(straight / "export")
+    shutil.rmtree(straight / "checkpoints" / "step-00000006")
+    for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
+        monkeypatch.setattr(name, refused)
+    assert main(["eval", str(straight)]) == 0 and main(["generate", str(straight), "--max-new-tokens=2"]) == 0
+    assert resume(straight) == 0
+    assert main(["eval", str(straight)]) == 0 and main(["generate", str(straight), "--max-new-tokens=2"]) == 0
+
+
+def test_a_resumed_run_calls_only_the_callbacks_that_the_command_names(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.py").write_text("from ngpt_core.train.callbacks import Callback as It")
+    train(new_run(corpus, tmp_path / "run", save_every=2, keep=9, callback=("theirs:It",)))
+    shutil.rmtree(tmp_path / "run" / "export")
+    (tmp_path / "theirs.py").write_text("raise SystemError('it ran')")
+    sys.modules.pop("theirs")
+    assert main(["train", f"--out={tmp_path / 'run'}", "--resume"]) == 1
+    assert "--callback theirs:It, which is code" in capsys.readouterr().err
+    assert main(["train", f"--out={tmp_path / 'run'}", "--resume", "--callback"]) == 0
+
+
+# ---- rotation and leftovers ------------------------------------------------------------------------------------------
+def test_a_deletion_that_fails_is_a_warning_and_what_it_leaves_is_removed_later(corpus, tmp_path, capsys):
+    run, real = tmp_path / "run", shutil.rmtree
+
+    def fails(path, **kwargs):
+        if ".deleted-" in str(path):
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        real(path, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.shutil, "rmtree", fails)
+        assert train(new_run(corpus, run, save_every=2, keep=1)) == 0
+    assert capsys.readouterr().err.count("could not be deleted (Device or resource busy); training continues.") >= 2
+    names = sorted(path.name[:22] for path in (run / "checkpoints").iterdir())
+    assert names == [".deleted-step-00000002", ".deleted-step-00000004", "step-00000006"]
+    shutil.rmtree(run / "export")
+    assert resume(run) == 0 and [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000006"]
+
+
+def test_a_folder_that_died_while_its_config_was_written_can_be_used_again(corpus, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".lock", ".config.json-0123abcd.json", ".tokenizer.json-0123abcd.json"):
+        (run / name).write_text("half")
+    assert train(new_run(corpus, run)) == 0
+    assert not [path for path in run.iterdir() if path.name.startswith(".")]
+
+
+def test_a_damaged_export_is_written_again_and_without_a_checkpoint_nothing_starts_again(straight, capsys):
+    weights = straight / "export" / "model.safetensors"
+    whole = weights.read_bytes()
+    os.truncate(weights, 1000)
+    assert main(["train", f"--out={straight}", "--resume"]) == 0 and weights.read_bytes() == whole
+    os.truncate(weights, 1000)
+    shutil.rmtree(straight / "checkpoints")
+    assert main(["train", f"--out={straight}", "--resume"]) == 1
+    assert "export is damaged, and" in capsys.readouterr().err
+
+
+def test_a_background_save_is_complete_before_the_next_step_is_counted(corpus, tmp_path):
+    """A crash at any time loses at most one interval."""
+    process = child(
+        _train_and_look, new_run(corpus, tmp_path / "run", save_every=2, keep=9, async_save=True), tmp_path / "seen"
+    )
+    process.join()
+    assert process.exitcode == 0
+    assert json.loads((tmp_path / "seen").read_text()) == [[1, 0], [2, 0], [3, 2], [4, 2], [5, 4], [6, 4]]
+
+
+def _train_and_look(run, log) -> None:
+    real, seen = trainer.Trainer.step, []
+
+    def step(self, diagnose=False):
+        record = real(self, diagnose)
+        seen.append((self.t, max(checkpoint.by_step(self.run.folder), default=0)))
+        return record
+
+    trainer.Trainer.step = step
+    status = train(run)
+    log.write_text(json.dumps(seen))
+    raise SystemExit(status)

@@ -1,4 +1,4 @@
-"""The command line: every command does its work, and every slip is one sentence and an exit status that is not 0."""
+"""The command line: every command does its work, and every mistake is one sentence and an exit status that is not 0."""
 
 import json
 import math
@@ -125,9 +125,10 @@ def test_a_run_that_goes_on_is_no_longer_the_model_that_it_exported(corpus, tmp_
 
 
 def test_a_prompt_that_a_tokenizer_drops_and_a_terminal_without_unicode(run, tmp_path, monkeypatch, capsys):
-    from ngpt_core.tools import trained
+    from ngpt_core.data.tokenizers import ByteTokenizer
+    from ngpt_core.train import trained
 
-    class Dropping(trained.ByteTokenizer):
+    class Dropping(ByteTokenizer):
         def encode(self, documents):
             return [super(Dropping, self).encode([document.strip()])[0] for document in documents]
 
@@ -251,7 +252,7 @@ def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):
         (["eval", str(run), "--windows=0"], "--windows"),
         (["generate", str(tmp_path)], "is not a run"),
         (["generate", str(run), "--prompt="], "--prompt"),
-        (["generate", str(run), "--prompt=\udcff"], "--prompt '\\udcff' is no text"),
+        (["generate", str(run), "--prompt=\udcff"], "--prompt '\\udcff' is not text"),
         (["generate", str(run), f"--seed={2**64}"], "--seed must be"),
         (["generate", str(run), "--temperature=-1"], "temperature"),
         (["generate", str(run), "--device=tpu"], "--device"),
@@ -286,7 +287,7 @@ def test_a_corpus_of_another_tokenizer_is_refused_everywhere(corpus, words, tmp_
     capsys.readouterr()
     assert "packed with the tokenizer" in sentence(capsys, ["eval", str(out), f"--data={words}"])
     assert "packed with the tokenizer" in sentence(capsys, ["eval", str(out / "export"), f"--data={words}"])
-    (out / "export" / "config.json").unlink()
+    shutil.rmtree(out / "export")
     (out / "checkpoints").rename(tmp_path / "checkpoints")
     assert "packed with the tokenizer" in sentence(capsys, ["train", f"--out={out}", f"--data={words}", "--resume"])
 
@@ -316,6 +317,7 @@ def test_a_run_is_found_and_finds_its_data_from_any_folder(corpus, tmp_path, cap
     assert main(["train", "--out=../here/run", "--resume"]) == 0
     assert main(["eval", "../here/run", "--windows=2"]) == 0
     recorded["train"] |= {"data": ["packed"], "val_data": []}  # as runs were recorded before
+    del recorded["seal"]
     (tmp_path / "here" / "run" / "config.json").write_text(json.dumps(recorded))
     monkeypatch.chdir(tmp_path / "here")
     assert main(["eval", "run", "--windows=2"]) == 0
@@ -369,8 +371,8 @@ sys.exit(main(["data", "pack", sys.argv[1] + "/book.txt", "--out", sys.argv[1] +
 """
 
 
-def told_to_stop(code: str, folder, lines: int) -> list[str]:
-    """What a command had printed when it was told to stop, which it did."""
+def asked_to_stop(code: str, folder, lines: int) -> list[str]:
+    """What a command had printed when it was asked to stop, which it did."""
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
     printed = [next(line for line in process.stdout if not line.startswith("corpus")).strip() for _ in range(lines)]
     process.send_signal(signal.SIGTERM)
@@ -380,15 +382,15 @@ def told_to_stop(code: str, folder, lines: int) -> list[str]:
 
 
 def test_the_demo_does_not_leave_its_children_behind(tmp_path):
-    children = told_to_stop(DEMO, tmp_path / "demo", 2)
+    children = asked_to_stop(DEMO, tmp_path / "demo", 2)
     for pid in map(int, children):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
-def test_packing_that_is_told_to_stop_leaves_nothing_half_written(tmp_path):
+def test_packing_that_is_asked_to_stop_leaves_nothing_half_written(tmp_path):
     (tmp_path / "book.txt").write_text("text")
-    told_to_stop(PACK, tmp_path, 1)
+    asked_to_stop(PACK, tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["book.txt"]
 
 
@@ -426,7 +428,7 @@ def test_the_demo_says_how_sure_it_is():
     assert difference == pytest.approx(-0.15) and half == pytest.approx(3.182 * 0.0577350 / 2, rel=1e-2)
     assert paired(gpt[:1], ngpt[:1]) == (pytest.approx(-0.1), math.inf)
     assert "ends below" in half_verdict(-0.03, 0.02) and "does not reach" in half_verdict(0.03, 0.02)
-    assert "as far as can be told" in half_verdict(0.01, 0.02) and "as far as can be told" in half_verdict(0.01, math.inf)
+    assert "within the uncertainty" in half_verdict(0.01, 0.02) and "within the uncertainty" in half_verdict(0.01, math.inf)
     assert "nGPT is ahead by 0.1500" in verdict(difference, half)
     assert "GPT is ahead by 0.1500" in verdict(-difference, half) and "nGPT" not in verdict(-difference, half)
     assert "no clear difference" in verdict(0.01, 0.02)
@@ -434,7 +436,7 @@ def test_the_demo_says_how_sure_it_is():
 
 def test_the_demos_spread_over_seeds_is_that_of_the_evidence():
     for kind, spread in SEED_SPREAD.items():
-        pairs = [(f["gpt"], f["ngpt"]) for f in stored("evidence")["fights"] if f["model"].startswith(kind) and f["ngpt"]]
+        pairs = [(f["gpt"], f["ngpt"]) for f in stored("evidence")["comparisons"] if f["model"].startswith(kind) and f["ngpt"]]
         variances = [statistics.variance(n - g for g, n in zip(gpt, ngpt)) for gpt, ngpt in pairs]
         assert spread == pytest.approx(2 * math.sqrt(statistics.mean(variances)), abs=5e-4)
 
@@ -449,3 +451,21 @@ def test_the_demos_interval_covers_the_truth_where_files_differ():
         difference, half = paired(gpt, ngpt)
         inside += abs(difference + 0.05) <= half
     assert 920 < inside < 970
+
+
+def test_a_run_says_which_numbers_are_in_force(capsys, corpus, tmp_path):
+    """The ladder trains with the paper's numbers at any batch, a laptop model with scaled ones; either can be asked for."""
+    for words, line in (
+        ("--preset 1B --batch-size 1024", "recipe: the paper's numbers\n"),
+        ("--preset 1B --scaled --steps 100", "recipe: scaled to this run, with betas="),
+        ("--preset pico --steps 100", "recipe: scaled to this run, with "),
+        ("--preset pico --steps 100 --no-scaled", "recipe: the paper's numbers\n"),
+        ("--preset 1B --recipe rho=0.1", "recipe: the paper's numbers, with rho=0.1\n"),
+    ):
+        assert main(["train", "--dry-run", *words.split()]) == 0
+        assert capsys.readouterr().out.startswith(line), words
+        assert main(["plan", "--gpus", "8", *words.split()]) == 0
+        assert f"\n{line}" in capsys.readouterr().out, words
+    words = f"train --preset pico --pattern M --steps 1 --batch-size 2 --seq-len 16 --data {corpus} --out {tmp_path / 'run'}"
+    assert main([*words.split(), "--sample-tokens", "0", "--no-tensorboard"]) == 0
+    assert capsys.readouterr().err.startswith("recipe: scaled to this run, with ")

@@ -44,7 +44,7 @@ def test_the_token_ratio_of_a_law_that_is_known(evidence):
     assert found["seeds"] == pytest.approx([1 / 2.0, 1 / 2.2, 1 / 1.8])
     assert found["ratio"] == pytest.approx((2.0 * 2.2 * 1.8) ** (-1 / 3))
     logs = [-math.log(a) for a in (2.0, 2.2, 1.8)]
-    half = 4.303 * (sum((x - sum(logs) / 3) ** 2 for x in logs) / 2) ** 0.5 / 3**0.5
+    half = 4.302652729911275 * (sum((x - sum(logs) / 3) ** 2 for x in logs) / 2) ** 0.5 / 3**0.5
     assert math.log(found["high"] / found["ratio"]) == pytest.approx(half)
 
 
@@ -67,29 +67,31 @@ def test_an_ablation_of_the_same_length_does_not_take_the_place_of_the_recipe(ev
     rows += [row("ngpt", 100, seed, {"C": 1, "a": 1}, 1.5) for seed in (1, 2, 3)]  # in the table after the recipe
     rows += [row("ngpt", steps, 1, {"C": 2}, 1.0) for steps in (50, 100)]  # not on all seeds
     tuned = {"gpt": "0.9,0.99", "ngpt": "0.9,0.99"}
-    (fight,) = evidence[2].fights(rows, tuned)
-    assert fight["round"] == 0 and fight["ngpt"] == [1.9] * 3 and 0.5 < fight["ratio"] < 1
-    assert fight["recipes"]["ngpt"] == {"betas": "0.9,0.99", "C": 1}
+    (comparison,) = evidence[2].comparisons(rows, tuned)
+    assert comparison["round"] == 0 and comparison["ngpt"] == [1.9] * 3 and 0.5 < comparison["ratio"] < 1
+    assert comparison["recipes"]["ngpt"] == {"betas": "0.9,0.99", "C": 1}
     # a second round with other numbers is a separate comparison: neither side's runs are mixed
     own = {"C": 3, "betas": "0.6,0.99"}
     rows += [row("gpt", 100, seed, {"lr": 2, "betas": "0.8,0.99"}, 1.8) for seed in (1, 2, 3)]
     rows += [row("ngpt", steps, seed, own, loss) for seed in (1, 2, 3) for steps, loss in ((50, 1.9), (100, 1.7))]
-    first, second = evidence[2].fights(rows, tuned)
-    assert first == fight and (second["round"], second["gpt"], second["ngpt"]) == (1, [1.8] * 3, [1.7] * 3)
+    first, second = evidence[2].comparisons(rows, tuned)
+    assert first == comparison and (second["round"], second["gpt"], second["ngpt"]) == (1, [1.8] * 3, [1.7] * 3)
     assert second["recipes"] == {"gpt": {"betas": "0.8,0.99", "lr": 2}, "ngpt": own}
     # a round does not count if one side is not finished or shorter schedules are missing
-    assert [f["round"] for f in evidence[2].fights([r for r in rows if r["recipe"].get("lr") != 2], tuned)] == [0]
-    assert [f["round"] for f in evidence[2].fights([r for r in rows if (r["steps"], r["recipe"]) != (50, own)], tuned)] == [0]
+    assert [f["round"] for f in evidence[2].comparisons([r for r in rows if r["recipe"].get("lr") != 2], tuned)] == [0]
+    assert [
+        f["round"] for f in evidence[2].comparisons([r for r in rows if (r["steps"], r["recipe"]) != (50, own)], tuned)
+    ] == [0]
     assert second["seeds"][0] == pytest.approx(2**-0.5)
     # schedules of half and 0.7 give a ratio without one of the whole length, and then there is no loss after all of the tokens
     shorter = [{**r, "steps": 70, "tokens": 70 * 256} if r["side"] == "ngpt" and r["steps"] == 100 else r for r in rows]
-    part = evidence[2].fights(shorter, tuned)[1]
+    part = evidence[2].comparisons(shorter, tuned)[1]
     assert part["ngpt"] is None and part["cpu_ratio"] is None and part["seeds"][0] == pytest.approx((0.5 * 0.7) ** 0.5)
     both = evidence[2].pooled([first, second])
-    assert both == {"fights": 2, "deviation": pytest.approx(0.0), "factor": pytest.approx(1.0)}
+    assert both == {"comparisons": 2, "deviation": pytest.approx(0.0), "factor": pytest.approx(1.0)}
 
 
-def test_of_two_recipes_of_a_round_the_one_that_was_best_on_the_seed_of_the_tuning_fights(evidence):
+def test_of_two_recipes_of_a_round_the_one_that_was_best_on_the_seed_of_the_tuning_is_compared(evidence):
     def row(side, steps, seed, recipe, loss):
         same = {"model": "dense-0.2M", "batch": None, "fields": {}, "curve": [], "cpu_seconds": None, "tokens": 256 * steps}
         return {**same, "side": side, "steps": steps, "seed": seed, "recipe": {"betas": "0.6,0.99", **recipe}, "val_loss": loss}
@@ -98,11 +100,13 @@ def test_of_two_recipes_of_a_round_the_one_that_was_best_on_the_seed_of_the_tuni
     for C, tried in ((1, 1.9), (2, 1.8), (3, None)):
         rows += [row("ngpt", steps, seed, {"C": C}, 2.2 - 0.1 * C) for seed in (1, 2, 3) for steps in (50, 100)]
         rows += [row("ngpt", 100, 0, {"C": C}, tried)] if tried else []
-    (fight,) = evidence[2].fights(rows, {"gpt": "0.9,0.99", "ngpt": "0.9,0.99"})
-    assert fight["round"] == 1 and fight["tuning_seed"] is None
-    assert (fight["recipes"]["gpt"]["lr"], fight["recipes"]["ngpt"]["C"]) == (1, 2)
-    (fight,) = evidence[2].fights([*rows, row("gpt", 100, 0, {"lr": 2}, 1.9)], {"gpt": "0.9,0.99", "ngpt": "0.9,0.99"})
-    assert fight["recipes"]["gpt"]["lr"] == 2 and fight["tuning_seed"] == [1.9, 1.8]
+    (comparison,) = evidence[2].comparisons(rows, {"gpt": "0.9,0.99", "ngpt": "0.9,0.99"})
+    assert comparison["round"] == 1 and comparison["tuning_seed"] is None
+    assert (comparison["recipes"]["gpt"]["lr"], comparison["recipes"]["ngpt"]["C"]) == (1, 2)
+    (comparison,) = evidence[2].comparisons(
+        [*rows, row("gpt", 100, 0, {"lr": 2}, 1.9)], {"gpt": "0.9,0.99", "ngpt": "0.9,0.99"}
+    )
+    assert comparison["recipes"]["gpt"]["lr"] == 2 and comparison["tuning_seed"] == [1.9, 1.8]
 
 
 def test_the_best_C_of_a_law_that_is_known(evidence):

@@ -366,7 +366,7 @@ def test_the_widget_is_live_and_only_where_it_works(explorer, monkeypatch):
     assert not widget.has_widgets()
 
 
-# ---- colours ---------------------------------------------------------------------------------------------------------
+# ---- colors ---------------------------------------------------------------------------------------------------------
 
 _LINEAR = {  # what the three common deficiencies see (Machado, Oliveira, Fernandes 2009, severity 1), on linear RGB
     "all": np.eye(3),

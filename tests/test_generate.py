@@ -135,6 +135,7 @@ def test_nothing_new_is_the_prompt_and_no_row_has_the_length_of_the_others():
         (dict(top_k=0), "top_k"),
         (dict(top_k=2.5), "top_k"),
         (dict(max_new_tokens=2.5), "max_new_tokens"),
+        (dict(max_new_tokens=1e29), r"max_new_tokens .* below 2\^63"),
         (dict(top_p=0.0), "top_p"),
         (dict(top_p=1.5), "top_p"),
         (dict(stop="ab"), "stop must be a token"),
@@ -149,6 +150,12 @@ def test_nothing_new_is_the_prompt_and_no_row_has_the_length_of_the_others():
 def test_bad_settings_are_errors_that_name_them(options, words):
     with pytest.raises(ValueError, match=words):
         make(max_seq_len=32).generate(**dict(tokens=prompt(), max_new_tokens=3) | options)
+
+
+@pytest.mark.parametrize("count", [2**50, 2**62])
+def test_a_cache_larger_than_memory_is_a_sentence(count):
+    with pytest.raises(ValueError, match="new tokens does not fit into memory: ask for fewer"):
+        make().generate(prompt(), count)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -204,3 +211,8 @@ def test_a_sequence_longer_than_the_cache_is_an_error_before_any_state_changes()
                 torch.testing.assert_close(value, now[key], rtol=0, atol=0, equal_nan=True)
             else:
                 assert value == now[key]
+
+
+def test_a_top_p_below_the_smallest_float_keeps_the_most_likely_token():
+    p = probabilities(torch.tensor([[1.0, 2.0, 0.5]]), 1.0, None, 1e-46)
+    assert p.tolist() == [[0.0, 1.0, 0.0]]

@@ -38,9 +38,9 @@ def test_a_model_comes_back_bit_for_bit(normalized, tmp_path):
     again.train().loss(x, x).backward()
 
 
-def test_the_folder_holds_two_files_and_neither_is_a_pickle(model, tmp_path):
+def test_the_folder_holds_three_files_and_none_is_a_pickle(model, tmp_path):
     ng.save(model, tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "seal.json"]
     data = json.loads((tmp_path / "config.json").read_text())
     assert data["format"] == 1 and data["pattern"] == "ME*-"
     (length,) = struct.unpack("<Q", (tmp_path / "model.safetensors").read_bytes()[:8])
@@ -55,7 +55,7 @@ def test_saving_again_replaces_and_a_crash_leaves_the_old_model_whole(model, tmp
         with pytest.raises(OSError, match="disk full"):
             ng.save(other, tmp_path)
     assert (ng.load(tmp_path).embedding.weight == model.embedding.weight).all()
-    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors", "seal.json"]
     ng.save(other, tmp_path)
     assert (ng.load(tmp_path).embedding.weight == other.embedding.weight).all()
 
@@ -92,6 +92,7 @@ def test_a_model_has_one_floating_point_precision(model, tmp_path):
         with io.safe_open(folder / io.WEIGHTS, "pt") as file:
             metadata = file.metadata()
         io.save_file(state, folder / io.WEIGHTS, metadata=metadata)
+        (folder / "seal.json").unlink()  # as an older version wrote it
         with pytest.raises(ValueError, match=words):
             ng.load(folder)
 
@@ -100,13 +101,15 @@ def test_a_model_has_one_floating_point_precision(model, tmp_path):
 def test_a_config_that_is_not_a_dictionary_is_an_error(model, tmp_path, text):
     ng.save(model, tmp_path)
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match="A config must be a dictionary"):
+    (tmp_path / "seal.json").unlink()
+    with pytest.raises(ValueError, match=r"config\.json must be a JSON object"):
         ng.load(tmp_path)
 
 
 def change_config(folder, **change):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    (folder / "seal.json").unlink()
 
 
 @pytest.mark.parametrize(
@@ -141,6 +144,10 @@ def test_a_state_that_is_not_the_models_leaves_the_files_as_they_were(model, tmp
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
+def _refuse():
+    raise PermissionError(13, "Permission denied")
+
+
 def test_files_can_be_read_by_others_and_a_file_that_cannot_says_why(model, tmp_path, monkeypatch):
     ng.save(model, tmp_path)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
@@ -149,7 +156,9 @@ def test_files_can_be_read_by_others_and_a_file_that_cannot_says_why(model, tmp_
         raise FileNotFoundError("No such file or directory: model.safetensors")  # safetensors' words for every reason
 
     monkeypatch.setattr(io, "safe_open", refused)
-    monkeypatch.setattr("builtins.open", lambda *args: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    (tmp_path / "seal.json").unlink()
+    real = open
+    monkeypatch.setattr("builtins.open", lambda *args: real(*args) if "safetensors" not in str(args[0]) else _refuse())
     with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: Permission denied"):
         ng.load(tmp_path)
 
@@ -171,6 +180,9 @@ def test_places_where_nothing_can_be_saved_or_read_are_named(model, tmp_path, mo
 def test_a_truncated_file_is_an_error(model, tmp_path, keep):
     path = ng.save(model, tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"model\.safetensors was cut short .* Copy the folder again\."):
+        ng.load(tmp_path)
+    (tmp_path / "seal.json").unlink()
     with pytest.raises(ValueError, match="truncated"):
         ng.load(tmp_path)
 
@@ -180,8 +192,34 @@ def test_missing_or_broken_files_are_errors(model, tmp_path):
         ng.load(tmp_path / "nowhere")
     ng.save(model, tmp_path)
     (tmp_path / "config.json").write_text('{"format": 1, ')
-    with pytest.raises(ValueError, match="not valid JSON"):
+    (tmp_path / "seal.json").unlink()
+    with pytest.raises(ValueError, match="must be a JSON object"):
         ng.load(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         ng.load(tmp_path)
+
+
+def test_one_changed_byte_anywhere_is_found_and_an_unsealed_folder_loads_with_a_warning(model, tmp_path, caplog):
+    ng.save(model, tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        whole = (tmp_path / name).read_bytes()
+        for i in range(0, len(whole), len(whole) // 7):
+            (tmp_path / name).write_bytes(whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :])
+            with pytest.raises(ValueError, match=rf"{name} was damaged or changed: its sha256 is .*Copy the folder again"):
+                ng.load(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+    ng.load(tmp_path)
+    assert not caplog.records
+    (tmp_path / "seal.json").unlink()
+    ng.load(tmp_path)
+    assert "has no seal (an older version wrote it)" in caplog.text
+
+
+def test_the_umask_decides_who_may_read(model, tmp_path):
+    before = os.umask(0o077)
+    try:
+        ng.save(model, tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}

@@ -30,13 +30,20 @@ OPTIONAL = {  # every other package that ngpt_core uses -> the only modules that
     "causal_conv1d": {"nn.mamba2"},
     "pyarrow": {"data.sources"},
     "datasets": {"data.sources"},
-    "tokenizers": {"data.tokenizers"},
+    "tokenizers": {"data.tokenizers", "hf.tokenizer"},
     "tiktoken": {"data.tokenizers"},
     "torchao": {"train.float8"},
-    "wandb": {"train.metrics"},
-    "transformers": {"hf.nemotron_h"},
-}
-NEED_AN_EXTRA = {"tools.figures", "tools.theme", "optim.fused_triton"}  # they import it at the top: importing them requires it
+    "wandb": {"train.loggers"},
+    "mlflow": {"train.loggers"},
+    "transformers": {"hf", "hf.nemotron_h", "hf.convert", "hf.export", "hf.tokenizer", "hf.configuration_ngpt", "hf.layers",
+                     "hf.modeling_ngpt"},
+    "huggingface_hub": {"hf.configuration_ngpt"},
+    "lm_eval": {"tools.tasks"},
+}  # fmt: skip
+NEED_AN_EXTRA = {  # they import it at the top: importing them requires it
+    "tools.figures", "tools.theme", "optim.fused_triton", "hf.tokenizer", "hf.configuration_ngpt", "hf.layers",
+    "hf.modeling_ngpt",
+}  # fmt: skip
 
 
 # ---- the rules -------------------------------------------------------------------------------------------------------

@@ -27,14 +27,20 @@ def hidden(b=2, T=21, d=24, dtype=torch.float64):
 
 
 def shake(module):
-    """Move every parameter away from its start, so that no factor of one and no bias of zero hides a slip."""
+    """Move every parameter away from its start, so that no factor of one and no bias of zero hides a mistake."""
     with torch.no_grad():
         for p in module.parameters():
             p.add_(0.1 * torch.randn_like(p))
     return module
 
 
-KINDS = pytest.mark.parametrize("options", [{"normalized": False}, {}, {"vector_s_mamba": True}], ids=["gpt", "ngpt", "vector"])
+OPTIONS = {
+    "gpt": {"normalized": False},
+    "ngpt": {},
+    "vector": {"vector_s_mamba": True},
+    "dt unscaled": {"vector_s_mamba": True, "scale_dt": False},
+}
+KINDS = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
 @KINDS
@@ -44,7 +50,8 @@ def test_the_layer_is_its_equations(options, packed):
     documents = torch.tensor([0] * 4 + [1] * 9 + [2] * 8).expand(2, 21) if packed else None
     p = {name: v.detach().numpy() for name, v in m.named_parameters()}
     s = None if m.s_mamba is None else m.s_mamba().detach().numpy()
-    expected = reference.mamba2(h.numpy(), p, 4, 2, 5, s, documents=None if documents is None else documents.numpy())
+    packing, scale_dt = None if documents is None else documents.numpy(), m.config.scale_dt
+    expected = reference.mamba2(h.numpy(), p, 4, 2, 5, s, documents=packing, scale_dt=scale_dt)
     np.testing.assert_allclose(m(h, documents).detach().numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -95,7 +102,8 @@ def test_the_convolution_is_torchs_own():
 def test_the_convolutions_backward_pass_is_right_by_finite_differences(packed):
     x, w, bias, past = (torch.randn(*shape).double().requires_grad_() for shape in ((2, 6, 3), (4, 3), (3,), (2, 3, 3)))
     documents = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 1, 2, 2, 2, 3]]) if packed else None
-    assert torch.autograd.gradcheck(lambda *a: causal_conv(*a, documents), (x, w, bias, None if packed else past))
+    function, inputs = lambda *a: causal_conv(*a, documents), (x, w, bias, None if packed else past)
+    assert torch.autograd.gradcheck(function, inputs) and torch.autograd.gradgradcheck(function, inputs)
 
 
 def test_the_cuda_convolution_is_called_with_its_own_conventions(monkeypatch):
@@ -113,6 +121,30 @@ def test_the_cuda_convolution_is_called_with_its_own_conventions(monkeypatch):
     torch.testing.assert_close(conv_kernel(x, w, bias, torch.full((2, 11), 3)), causal_conv(x, w, bias))
     assert seen["strides"][1] == 1 and seen["strides"][0] % 8 == 0 and seen["strides"][2] % 8 == 0
     assert seen["seq_idx"].dtype == torch.int32 and seen["seq_idx"].is_contiguous() and seen["activation"] == "silu"
+
+
+def test_the_cuda_convolutions_gradients_are_asked_for_with_their_own_conventions(monkeypatch):
+    """The backward kernel takes [b, channels, T] with channels contiguous, and returns dx, d_weight [channels, K], d_bias."""
+    x, w, bias = (torch.randn(*shape, requires_grad=True) for shape in ((2, 11, 16), (4, 16), (16,)))
+
+    def forward(x, weight, bias, seq_idx, activation):
+        return F.silu(F.conv1d(F.pad(x, (weight.shape[1] - 1, 0)), weight[:, None], bias, groups=x.shape[1]))
+
+    def backward(x, weight, bias, dout, seq_idx, initial, d_final, dx, return_d_initial, silu):
+        assert x.stride(1) == dout.stride(1) == 1 and silu and not return_d_initial
+        K, padded = weight.shape[1], F.pad(x, (weight.shape[1] - 1, 0))
+        y = F.conv1d(padded, weight[:, None], bias, groups=x.shape[1])
+        d = dout * y.sigmoid() * (1 + y * (1 - y.sigmoid()))
+        d_weight = torch.stack([(d * padded[..., k : k + d.shape[-1]]).sum((0, 2)) for k in range(K)], 1)
+        return F.conv1d(F.pad(d, (0, K - 1)), weight.flip(1)[:, None], groups=x.shape[1]), d_weight, d.sum((0, 2)), None
+
+    package, functions = types.ModuleType("causal_conv1d"), types.ModuleType("causal_conv1d.cpp_functions")
+    package.causal_conv1d_fn, functions.causal_conv1d_bwd_function = forward, backward
+    monkeypatch.setitem(sys.modules, "causal_conv1d", package)
+    monkeypatch.setitem(sys.modules, "causal_conv1d.cpp_functions", functions)
+    g = torch.randn(2, 11, 16)
+    for one, two in zip(*(torch.autograd.grad(f(x, w, bias), (x, w, bias), g) for f in (conv_kernel, causal_conv))):
+        torch.testing.assert_close(one, two)
 
 
 def test_item_6_s_mamba_starts_at_half_sqrt_d_and_multiplies_the_input():

@@ -117,6 +117,10 @@ PATHS = [
     ("float32, capturable", torch.float32, dict(capturable=True, fused=False)),
     ("no projection", torch.float64, dict(tangent=False, weight_decay=0.1)),
     ("smooth noise", torch.float64, dict(pmen=ng.PMEN(profile="smooth", tau=1e-2, strength=0.1), cap=None)),
+    ("auto gate", torch.float64, dict(eps_gate=ng.AutoGate(quantile=0.3, every=4))),
+    ("float32, auto gate", torch.float32, dict(eps_gate=ng.AutoGate(every=4))),
+    ("200 steps, moment projected", torch.float64, dict(transport="project", eps_gate=lambda t, _: 1e-8 * t, steps=200)),
+    ("200 steps, every switch", torch.float64, dict(transport="parallel", eps_gate="auto", steps=200)),
 ]
 
 

@@ -229,7 +229,8 @@ def test_hugging_faces_trainer_builds_it_from_the_class(tmp_path):
 # ---- Lightning -------------------------------------------------------------------------------------------------------
 
 
-def test_lightning_drives_it_through_its_closure(tmp_path):
+def lightning_module(build):
+    """(lightning, a LightningModule class around ``network``); ``build(net)``: the optimizer, and a scheduler of its steps."""
     lightning = pytest.importorskip("lightning", reason="Lightning is not installed")
 
     class Module(lightning.LightningModule):
@@ -241,9 +242,18 @@ def test_lightning_drives_it_through_its_closure(tmp_path):
             return nn.functional.cross_entropy(self.net(data[0]), data[1])
 
         def configure_optimizers(self):
-            optimizer = ng.GatedAdamW(groups(self.net), lr=0.1)
-            scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, 10)
+            optimizer, scheduler = build(self.net)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    return lightning, Module
+
+
+def test_lightning_drives_it_through_its_closure(tmp_path):
+    def build(net):
+        optimizer = ng.GatedAdamW(groups(net), lr=0.1)
+        return optimizer, torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, 10)
+
+    lightning, Module = lightning_module(build)
 
     def trainer(steps):
         return lightning.Trainer(
@@ -259,8 +269,7 @@ def test_lightning_drives_it_through_its_closure(tmp_path):
     assert first.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.8)
     # the same by hand
     model = network()
-    optimizer = ng.GatedAdamW(groups(model), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, 10)
+    optimizer, scheduler = build(model)
     for t in range(4):
         fit(model, optimizer, [t])
         scheduler.step()

@@ -78,6 +78,7 @@ def test_two_ranks_sharded_replicated_and_with_divided_experts_train_as_one(corp
         "fsdp": {},
         "hsdp": {"replicas": 2},
         "experts": {"expert_parallel": 2},
+        "experts, recomputed": {"expert_parallel": 2, "activation_checkpointing": "selective"},
         "keep gathered, micro-batches, recomputed": {
             "reshard": False,
             "micro_batch": 1,
@@ -233,9 +234,11 @@ def test_impossible_layouts_are_errors():
         model, dense = ng.LanguageModel(model_config(TINY)), ng.LanguageModel(ng.preset("pico-dense"))
     for net, size, change, word in (
         (model, 3, {"replicas": 2}, "3 ranks do not divide"),
-        (model, 8, {"expert_parallel": 8}, "4 experts in a layer, which do not divide"),
+        (model, 8, {"expert_parallel": 8}, "4 experts per layer do not divide"),
         (model, 3, {"expert_parallel": 3}, "divisor of 4"),
         (dense, 2, {"expert_parallel": 2}, "0 experts"),
+        (dense, 3, {"batch_size": 8}, "global batch of 8 sequences does not divide into 3 ranks"),
+        (dense, 2, {"batch_size": 8, "micro_batch": 3}, "share of 4 sequences does not divide into micro-batches of 3"),
     ):
         with pytest.raises(ValueError, match=word):
             parallelize(net, TrainConfig(**change), World(torch.device("cpu"), size=size))
@@ -303,10 +306,10 @@ def test_of_many_ranks_the_first_takes_the_lock_and_all_are_refused_while_anothe
 def _left_alone(run) -> None:
     real = Trainer.step
 
-    def step(self, look=False):
+    def step(self, diagnose=False):
         if self.t == 1 and self.world.main:
             os._exit(0)  # without a word
-        return real(self, look)
+        return real(self, diagnose)
 
     Trainer.step = step
     with pytest.raises(ValueError, match="rank 1 ends because another rank has ended"):
@@ -323,5 +326,5 @@ def test_more_ranks_than_gpus_are_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ValueError, match="GPUs for 2 ranks, and none for number 2: lower --nproc-per-node"):
+    with pytest.raises(ValueError, match="local rank 2 needs a GPU of its own, and this machine has 2: lower --nproc-per-node"):
         start(TrainConfig())

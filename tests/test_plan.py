@@ -111,9 +111,9 @@ def test_the_command_on_the_page_is_one_that_the_trainer_takes():
 def test_bad_questions_are_answered_by_name():
     config = ng.preset("1B")
     for settings, gpus, gpu, word in (
-        ({}, 8, "h900", "no GPU 'h900'"),
+        ({}, 8, "h900", "unknown GPU 'h900'"),
         ({"replicas": 3}, 8, "h100-80gb", "do not divide"),
-        ({"expert_parallel": 3}, 24, "h100-80gb", "128 experts do not divide"),
+        ({"expert_parallel": 3}, 24, "h100-80gb", "128 experts per layer do not divide"),
         ({"batch_size": 12}, 8, "h100-80gb", "--batch-size"),
         ({}, 0, "h100-80gb", "--gpus must be at least 1"),
     ):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import ngpt_core as ng
-from ngpt_core.presets import NANO, PRESETS, count_parameters
+from ngpt_core.presets import FULL_SIZE, NANO, PRESETS, count_parameters
 
 LADDER = {  # d_model, M/E/*, total, active (billions), C, tokens (billions), GPT's peak lr: the design's table
     "1B": (768, (10, 10, 3), 1.029, 0.209, 0.24, 88, 2.2e-3),
@@ -38,7 +38,7 @@ def test_the_ladder_has_the_tables_counts_on_the_meta_device(name, normalized):
     assert abs(used / 1e9 - PAPER_ACTIVE[name]) / PAPER_ACTIVE[name] < 0.01
 
 
-@pytest.mark.parametrize("name", [n for n in PRESETS if n not in LADDER])
+@pytest.mark.parametrize("name", [n for n in PRESETS if n not in FULL_SIZE])
 @pytest.mark.parametrize("normalized", [True, False])
 def test_laptop_models_have_the_size_they_are_named_for(name, normalized):
     config = ng.preset(name, normalized)
@@ -97,3 +97,12 @@ def test_overrides_and_unknown_names():
 def test_gpt_is_the_same_config_with_another_flag():
     a, b = ng.preset("pico").to_dict(), ng.preset("pico", normalized=False).to_dict()
     assert {k for k in a if a[k] != b[k]} == {"normalized"}
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_the_dense_8b_meets_what_is_published_of_it(normalized):
+    """Section 2.1: dense, 8B, 4T tokens. The rest is ours."""
+    config = ng.preset("8B-dense", normalized)
+    total = sum(p.numel() for p in on_meta(config).parameters())
+    assert count_parameters(config).total == total and abs(total / 8e9 - 1) < 0.02
+    assert set(config.pattern) == {"*", "-"} and config.tokens == 4 * 10**12 and config.rope_theta is not None

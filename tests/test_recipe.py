@@ -1,9 +1,12 @@
 """The eleven items of the summary (section 3.3), each by its number, and the experimental setup (section 4.1)."""
 
 import io
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, is_dataclass, replace
 from functools import partial
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -345,7 +348,7 @@ def test_options_of_the_model_do_not_change_the_recipe(ngpt, option):
 
 def test_groups_work_with_the_optimizer_by_hand(ngpt):
     by_hand, (built, _) = ng.GatedAdamW(recipe.param_groups(ngpt)), recipe.build(ngpt, 10)
-    ignore = ("params", "lr", "cap")  # the schedule has written those of step 1
+    ignore = ("params", "lr", "cap", "initial_lr")  # the schedule has written those of step 1
     for a, b in zip(by_hand.param_groups, built.param_groups):
         assert {k: v for k, v in a.items() if k not in ignore} == {k: v for k, v in b.items() if k not in ignore}
 
@@ -477,7 +480,7 @@ def test_errors_state_the_rule(ngpt, gpt, monkeypatch):
     ):
         with pytest.raises(ValueError, match=rule):
             recipe.table(gpt, **change)
-    for change in (dict(pmen_embeddings="no"), dict(tangent="no"), dict(tangent=1)):
+    for change in (dict(tangent="no"), dict(tangent=1)):
         with pytest.raises(ValueError, match=f"{next(iter(change))} must be True or False; got"):
             recipe.table(ngpt, **change)
     with pytest.raises(ValueError, match="weight_decay must be a number >= 0"):
@@ -578,3 +581,134 @@ def test_what_is_overridden_is_not_scaled():
         ng.recipe.scaled(model, 100, nothing=1)
     with pytest.raises(ValueError, match="steps >= 1; got 0"):
         ng.recipe.scaled(model, 0)
+
+
+# ---- switches that the paper leaves open --------------------------------------------------------------------------------
+def test_the_default_table_is_unchanged_number_by_number():
+    """recipe_table.json was written before there were switches; a key that came later must be at its neutral value."""
+    expected = json.loads(Path(__file__).with_name("recipe_table.json").read_text())
+    seen = set()
+    for name, normalized in product(("pico", "30B"), (True, False)):
+        with torch.device("meta"):
+            model = ng.LanguageModel(ng.preset(name, normalized=normalized))
+        for group in recipe.param_groups(model):
+            for label in group["label"].split(", "):
+                key = f"{name}{'' if normalized else ' GPT'} {label}"
+                plain = {k: asdict(v) if is_dataclass(v) else v for k, v in group.items() if k not in ("params", "label")}
+                plain = json.loads(json.dumps(plain))
+                assert {k: plain.pop(k) for k in expected[key]} == expected[key], key
+                assert plain in ({"transport": None}, {}), key
+                seen.add(key)
+    assert seen == expected.keys()
+
+
+def test_noise_of_the_two_embeddings_is_set_for_each(ngpt):
+    own = ng.PMEN(tau=0.0, strength=3.0)
+    for given, want in (
+        (True, (ng.PMEN(), ng.PMEN())), (False, (None, None)), (own, (own, own)), ((False, True), (None, ng.PMEN())),
+        ((own, False), (own, None)), ((True, own), (ng.PMEN(), own)),
+    ):  # fmt: skip
+        noise = {n: g["pmen"] for g in recipe.param_groups(ngpt, pmen_embeddings=given) for n, _ in g["params"]}
+        assert (noise["embedding.weight"], noise["head.weight"]) == want
+        assert noise["blocks.0.mixer.in_proj"] == ng.PMEN()
+    with pytest.raises(ValueError, match=r"smooth profile.*needs tau >= .*For tau = 0 use profile='step'"):
+        ng.PMEN(tau=0.0, profile="smooth")
+    for bad in ("no", (True,), (True, "yes"), None, 1):
+        with pytest.raises(ValueError, match="pmen_embeddings must be True or False, or PMEN"):
+            recipe.Settings(pmen_embeddings=bad)
+
+
+def test_the_alpha_of_a_mamba_block_can_be_warmed_up_with_it(ngpt):
+    warm = {
+        row.name
+        for row in rows(ngpt, ".alpha", lines={"Residual[Mamba2].alpha": recipe.Line("alpha", warmup=True)})
+        if row.warmup
+    }
+    assert warm == {f"blocks.{i}.alpha.weight" for i, x in enumerate(ngpt.config.pattern) if x == "M"}
+    all_of_them = rows(ngpt, ".alpha", lines={"Residual.alpha": recipe.Line("alpha", warmup=True)})
+    assert all(row.warmup == 0.1 for row in all_of_them) and len(all_of_them) == len(ngpt.config.pattern)
+    for bad in (
+        {"Residual[Mamba2].beta": recipe.Line()},
+        {"Head.s_z": 3},
+        {"Head.s_z": recipe.Line("fast")},
+        {3: recipe.Line()},
+        7,
+    ):
+        with pytest.raises(ValueError, match="recipe: lines"):
+            recipe.Settings(lines=bad)
+
+
+def test_gate_and_transport_reach_every_group_they_concern(ngpt):
+    for group in recipe.build(ngpt, 10, eps_gate="auto", transport="parallel")[0].param_groups:
+        assert group["eps_gate"] == ng.AutoGate() and group["transport"] == ("parallel" if group["unit_dim"] == -1 else None)
+    for bad in (dict(eps_gate=0.0), dict(eps_gate="automatic"), dict(eps_gate=math.nan), dict(transport="yes")):
+        with pytest.raises(ValueError, match=f"recipe: {next(iter(bad))} must be"):
+            recipe.Settings(**bad)
+
+
+def test_the_rules_of_others_agree_with_the_paper_at_its_own_size():
+    config = ng.preset("1B")
+    for rule in recipe.RULES:
+        found = recipe.scaled(config, 16_000, rule=rule)
+        rates, paper = found.rates(config), recipe.Settings().rates(config)
+        assert all(rates[name] == pytest.approx(paper[name]) for name in paper), rule
+    with pytest.raises(ValueError, match="rule must be one of ours, paper, nugpt, hyperp; got 'mup'"):
+        recipe.scaled(config, 100, rule="mup")
+    assert recipe.scaled(ng.preset("pico"), 100, rule="paper") == recipe.Settings()
+    assert recipe.scaled(ng.preset("pico"), 100, rule="ours") == recipe.scaled(ng.preset("pico"), 100)
+
+
+@pytest.mark.parametrize("rule, hidden, embedding, length", [("nugpt", -0.75, -0.5, -1 / 3), ("hyperp", -0.5, -0.5, -0.32)])
+def test_the_rules_of_others_have_their_published_exponents(rule, hidden, embedding, length):
+    def rates(d, T):
+        config = ng.preset("1B", d_model=d)
+        return recipe.scaled(config, T, rule=rule).rates(config)
+
+    for d, T in ((96, 1000), (3072, 64_000)):
+        one, wide, long = rates(d, T), rates(4 * d, T), rates(d, 8 * T)
+        for name, power in (("global", hidden), ("expert", hidden), ("router", hidden), ("embedding", embedding)):
+            assert wide[name] / one[name] == pytest.approx(4**power) and long[name] / one[name] == pytest.approx(8**length)
+        assert wide["s_z"] == one["s_z"] == 0.5
+    assert recipe.scaled(ng.preset("pico", normalized=False), 300, rule=rule) == recipe.scaled(
+        ng.preset("pico", normalized=False), 300
+    )
+
+
+def test_nugpts_initialization_follows_depth_and_width():
+    config = ng.preset("1B", d_model=3072, pattern="M*E" * 23)
+    got = recipe.initialized(config)
+    assert (got.alpha_init, got.s_z_init) == (pytest.approx(0.05 / 3), 2.0)
+    assert recipe.initialized(config, "hyperp") is config
+    with pytest.raises(ValueError, match="ModelConfig of an nGPT"):
+        recipe.initialized(ng.preset("pico", normalized=False))
+
+
+@pytest.mark.parametrize("form", ["ratio", "power"])
+def test_a_positive_s_z_carries_a_fractional_q_through_model_recipe_and_file(form, tmp_path):
+    """A rate so high that a plain s_z would cross zero: the positive one does not, and saves, loads and trains on."""
+    torch.manual_seed(3)
+    model = ng.LanguageModel(ng.preset("pico", lgp_q=0.5, lgp_form=form))
+    optimizer, schedule = recipe.build(model, 60, s_z_lr=20.0, warmup_share=0.0, cap_degrees=None)
+    train(model, optimizer, schedule, 8)
+    assert model.head.s_z.weight.min() < 0 < model.head.s_z().min()
+    assert [row.lr for row in recipe.table(model) if row.name == "head.s_z.weight"] == [0.5]
+    again = ng.load(ng.save(model, tmp_path / "model"))
+    tokens = torch.randint(0, 256, (1, 9))
+    torch.testing.assert_close(again(tokens), model(tokens))
+    assert again.config.lgp_q == 0.5 and torch.equal(again.head.s_z(), model.head.s_z())
+    plain = ng.LanguageModel(ng.preset("pico", positive_s_z=True))
+    assert type(plain.head.s_z).__name__ == "PositiveScale" and plain.head.q == 1.0
+    with pytest.raises(ValueError, match="positive_s_z must not be False for the non-integer"):
+        ng.preset("pico", lgp_q=0.5, positive_s_z=False)
+
+
+def test_dt_can_be_left_unscaled():
+    torch.manual_seed(4)
+    for options in ({}, {"vector_s_mamba": True}):
+        scaled, plain = (ng.LanguageModel(ng.preset("pico", scale_dt=x, **options)).blocks[0].mixer for x in (True, False))
+        with torch.no_grad():
+            plain.load_state_dict(scaled.state_dict())
+            h, H = sphere.random(2, 7, D), scaled.widths[2]
+            assert not torch.allclose(scaled(h), plain(h))
+            scaled.in_proj[-H:] /= scaled.s_mamba().mean()  # a scalar's effect on dt taken back by hand
+            torch.testing.assert_close(scaled(h), plain(h))

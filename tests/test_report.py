@@ -10,6 +10,7 @@ import pytest
 from runs import new_run
 
 from ngpt_core.cli import main
+from ngpt_core.seal import read_sealed, write_sealed
 from ngpt_core.tools.report import LoggedRun, comparison, log_fit, sentence, smooth, tokens_to_reach
 from ngpt_core.train.loop import train
 
@@ -43,7 +44,7 @@ def test_each_run_is_measured_by_the_other_s_final_loss():
 
 def test_a_noisy_training_loss_is_not_read_off_its_first_lucky_batch():
     noise = np.random.default_rng(0).normal(0, 0.15, (2, 400))
-    a, b = ([3.0 - 0.3 * math.log(i + 10) + x for i, x in enumerate(row)] for row in noise)  # the same run, but for the noise
+    a, b = ([3.0 - 0.3 * math.log(i + 10) + x for i, x in enumerate(row)] for row in noise)  # the same run except for the noise
     first, second = logged("first", a), logged("second", b)
     for run in (first, second):
         for record in run.records:
@@ -60,10 +61,10 @@ def test_losses_of_other_texts_are_not_compared_and_an_unfinished_run_says_so(ru
     out = ["--out", str(tmp_path / "r.html")]
     assert main(["report", str(tmp_path / "gpt"), str(tmp_path / "ngpt"), *out]) == 0
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "<td>8 of 12</td>" in text and "Not all of them are finished" in text and "held-out loss of gpt" in text
-    record = json.loads((tmp_path / "ngpt" / "config.json").read_text())
+    assert "<td>8 of 12</td>" in text and "Not all runs are finished" in text and "held-out loss of gpt" in text
+    record, _ = read_sealed(tmp_path / "ngpt" / "config.json")
     record["corpora"][0]["checksum"] = "another"
-    (tmp_path / "ngpt" / "config.json").write_text(json.dumps(record))
+    write_sealed(tmp_path / "ngpt" / "config.json", record)
     assert main(["report", str(tmp_path / "gpt"), str(tmp_path / "ngpt"), *out]) == 0
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "their losses are not compared" in text and "held-out loss of gpt" not in text
@@ -75,15 +76,15 @@ def test_losses_of_other_texts_are_not_compared_and_an_unfinished_run_says_so(ru
 def test_losses_of_other_held_out_text_are_not_compared(runs, tmp_path, change):
     for name in ("gpt", "ngpt"):
         shutil.copytree(runs / name, tmp_path / name)
-    record = json.loads((tmp_path / "ngpt" / "config.json").read_text())
+    record, _ = read_sealed(tmp_path / "ngpt" / "config.json")
     record["train"] |= change
-    (tmp_path / "ngpt" / "config.json").write_text(json.dumps(record))
+    write_sealed(tmp_path / "ngpt" / "config.json", record)
     assert main(["report", str(tmp_path / "gpt"), str(tmp_path / "ngpt"), "--out", str(tmp_path / "r.html")]) == 0
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "their losses are not compared" in text and "held-out loss of gpt" not in text
 
 
-def test_runs_are_told_apart_by_their_names_as_they_are(runs, tmp_path):
+def test_runs_are_distinguished_by_their_names_as_they_are(runs, tmp_path):
     for name in ("one/<b>", "two/<b>"):
         shutil.copytree(runs / "gpt", tmp_path / name)
     folders = [str(tmp_path / name) for name in ("one/<b>", "two/<b>")]

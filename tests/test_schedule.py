@@ -55,6 +55,7 @@ def test_the_other_schedules_in_closed_form():
     assert [linear(r, 1.0, 0.2) for r in (0, 0.5, 1)] == pytest.approx([1, 0.6, 0.2])
     assert [wsd(r, eta_min=0.01) for r in (0, 0.8, 0.9, 1)] == pytest.approx([1, 1, 0.505, 0.01])
     assert wsd(0.4, decay=0.75) == pytest.approx(0.8)
+    assert wsd(0.4, decay=1) == linear(0.4)
 
 
 @pytest.mark.parametrize("rho", [1e-4, 0.05, 1.0, 50.0])
@@ -158,6 +159,7 @@ def test_groups_have_their_own_peaks_and_warmups_and_no_cap_appears_where_none_w
     for _ in range(4):
         schedule.step()
     assert schedule.get_last_lr() == pytest.approx([0.5, 2.0, 3.0]) and opt.param_groups[2]["cap"] == pytest.approx(0.2)
+    assert Schedule(optimizer({"peak_cap": 0.0}), 10).at(5)[0][1] == 0.0  # a cap that lets no vector turn
     assert schedule.at(1) == [(0.5, None), (pytest.approx(0.4), None), (3.0, pytest.approx(0.2))]
     assert schedule.t == 5  # looking does not move it
     opt.add_param_group({"params": [torch.ones(1, requires_grad=True)], "lr": 7.0})

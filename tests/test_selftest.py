@@ -37,9 +37,14 @@ def test_other_wrong_fast_paths_are_noticed(monkeypatch):
     def wrong() -> list[str]:
         return [row.name for row in selftest.run() if not row.passed]
 
-    dispatch, step, conv = moe.dispatch, fused.fused_step, selftest.causal_conv
-    with monkeypatch.context() as patch:  # the value of x, three times its gradient
-        patch.setattr(moe, "dispatch", lambda x, *rest: dispatch(x.detach() + 3 * (x - x.detach()), *rest))
+    dispatch, experts, step, conv = moe.dispatch, moe.rows_cpu.experts, fused.fused_step, selftest.causal_conv
+
+    def thrice(x: torch.Tensor) -> torch.Tensor:  # its value, three times its gradient
+        return x.detach() + 3 * (x - x.detach())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moe, "dispatch", lambda x, *rest: dispatch(thrice(x), *rest))
+        patch.setattr(moe.rows_cpu, "experts", lambda x, *rest: experts(thrice(x), *rest))
         assert wrong() == ["experts: sorted products / loop"]
     for change in (
         lambda rule: rule if rule.dim is not None else rule._replace(lr=3 * rule.lr),
@@ -58,6 +63,6 @@ def test_other_wrong_fast_paths_are_noticed(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_device_that_is_not_there_is_named(capsys):
     assert main(["selftest", "--device", "cuda"]) == 1
-    assert "sees no CUDA device" in capsys.readouterr().err
+    assert "finds no CUDA device" in capsys.readouterr().err
     with pytest.raises(ValueError, match="cpu or cuda"):
         selftest.run("tpu")

@@ -79,7 +79,7 @@ def test_two_subplots_share_the_width():
 
 def test_gaps_break_a_path():
     assert path([0, 1, 2, 3], [0, 1, np.nan, 3]) == "M0,0L1,1M3,3"
-    assert path([0, 0.01, 5], [0, 0, 5]) == "M0,0L5,5"  # what falls on its neighbour is left out
+    assert path([0, 0.01, 5], [0, 0, 5]) == "M0,0L5,5"  # what falls on its neighbor is left out
 
 
 def test_bars_stand_on_zero_and_have_their_heights():

@@ -16,6 +16,7 @@ from ngpt_core import sphere
 from ngpt_core.optim import algorithm
 from ngpt_core.optim import fused_triton as kernels
 from ngpt_core.optim.algorithm import Slot
+from ngpt_core.optim.auto_gate import AutoGate, quantiles
 from ngpt_core.optim.pmen import PMEN, key, signs
 from ngpt_core.optim.smgc import SMGC
 
@@ -39,9 +40,17 @@ def run(shape, steps, on_device=False, offset=0, dtype=torch.float32, seed=0, **
     index = torch.arange(w.numel()).reshape(shape) + offset
     rule = algorithm.Rule(length=shape[-1], **s)
     number = (lambda x: x if x is None else torch.tensor(float(x))) if on_device else (lambda x: x)
-    for t, g in enumerate(gradients(shape, steps, seed), start=1):
+    gate, kept = s["eps_gate"], 1e-8
+    for t, g in enumerate(gradients(shape, steps, seed, kind=s.get("transport") is not None), start=1):
         slot = Slot(ours[0], g.to(dtype), ours[1], ours[2], number(t), key(0, "w"), offset)
         numbers = {name: number(s[name]) for name in ("lr", "decay", "cap")}
+        if isinstance(gate, AutoGate) or callable(gate):  # the threshold is a tensor's own, as paths.py gives it to the slot
+            if callable(gate):
+                kept = gate(t, {})
+            elif t > 1 and (t - 2) % gate.every == 0:
+                kept = float((quantiles([theirs[2]], gate.quantile)[0] / (1 - s["beta2"] ** (t - 1))).sqrt())
+            slot.eps_gate = torch.tensor(kept) if on_device else kept
+            rule = rule._replace(eps_gate=kept)
         kernels.step([slot], rule._replace(**numbers), torch.tensor(True) if on_device else None)
         g = -g.to(dtype).double() if s["maximize"] else g.to(dtype).double()
         theirs = algorithm.run(algorithm.update(theirs[0], g, *theirs[1:], t, rule, key(0, "w"), index))
@@ -62,7 +71,9 @@ def test_rows_agree_with_the_readable_path(switch, on_device):
 
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["numbers", "tensors"])
-@pytest.mark.parametrize("switch", ["tangent", "a=1", "a=0.3", "a=0.5, eps_num=0", "decay", "SMGC", "maximize"])
+@pytest.mark.parametrize(
+    "switch", ["tangent", "a=1", "a=0.3", "a=0.5, eps_num=0", "decay", "SMGC", "maximize", "auto gate, a=0.3"]
+)
 def test_coordinates_agree_with_the_readable_path(switch, on_device):
     assert_same(*run((3, 700), 12, on_device, **SWITCHES[switch]))
 
@@ -77,6 +88,14 @@ def test_the_whole_recipe_agrees_over_200_steps():
     assert_same(*run((3, 29), 200, True, unit_dim=-1, smgc=SMGC(start=10), pmen=PMEN(), cap=0.02))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "switch", ["auto gate", "gate by function", "moment projected, noisy", "moment transported, capped, noisy"]
+)
+def test_the_switches_agree_over_200_steps(switch):
+    assert_same(*run((3, 29), 200, True, unit_dim=-1, **SWITCHES[switch]))
+
+
 def test_bfloat16_rows_keep_float32_moments():
     ours, theirs = run((2, 40), 1, unit_dim=-1, dtype=torch.bfloat16)
     assert ours[0].dtype == torch.bfloat16
@@ -88,6 +107,23 @@ def zero_gradient(w, t=3, g=None, m=None, v=None, offset=0, mask=None, unit=True
     numbers = dict(lr=1.0, decay=0.0, beta1=0.9, beta2=0.9, eps_gate=1e-8, eps_num=1e-14, a=0.5, dim=-1 if unit else None)
     kernels.step([Slot(w, g, m, v, t, key(0, "x"), offset)], algorithm.Rule(**numbers | changes), mask)
     return m, v
+
+
+@pytest.mark.parametrize("way", ["project", "parallel"])
+def test_a_row_that_stays_keeps_its_moment_or_has_it_projected(way):
+    w, g = sphere.random(2, 33), torch.randn(2, 33)
+    bits = w.clone()
+    m, _ = zero_gradient(w, g=g, lr=0.0, beta1=0.0, tangent=False, transport=way)
+    assert torch.equal(w, bits)
+    torch.testing.assert_close(m, sphere.tangent(g, w) if way == "project" else g, rtol=1e-5, atol=1e-6)
+
+
+def test_at_the_antipode_there_is_no_great_circle_and_the_moment_stays():
+    w, g = sphere.random(2, 33), torch.randn(2, 33)
+    before = w.clone()
+    m, _ = zero_gradient(w, g=g, lr=1e-12, decay=2.0, beta1=0.0, tangent=False, transport="parallel")
+    torch.testing.assert_close(w, -before)
+    torch.testing.assert_close(m, g)
 
 
 @pytest.mark.parametrize("t", [17, torch.tensor(17.0)], ids=["number", "tensor"])

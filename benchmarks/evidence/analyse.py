@@ -21,6 +21,7 @@ from statistics import mean, median, stdev
 import library
 import torch
 from runner import HERE, MODELS, TABLE, Job
+from scipy.stats import t as student
 from study import (
     FIRST,
     HYBRID,
@@ -50,14 +51,12 @@ from ngpt_book.figures.whole import tokens_to_reach
 
 BLOCKS = HERE / "results" / "blocks.jsonl"
 OUT = HERE.parents[1] / "book" / "ngpt_book" / "data" / "evidence.json"
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 8: 2.306, 10: 2.228, 12: 2.179, 14: 2.145, 16: 2.120,
-           18: 2.101, 20: 2.086, 22: 2.074, 24: 2.064}  # 97.5% quantiles, by degrees of freedom  # fmt: skip
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
     """(mean, low, high): Student's 95% interval of the mean."""
     n = len(values)
-    half = STUDENT[n - 1] * stdev(values) / math.sqrt(n) if n > 1 else math.inf
+    half = float(student.ppf(0.975, n - 1)) * stdev(values) / math.sqrt(n) if n > 1 else math.inf
     return mean(values), mean(values) - half, mean(values) + half
 
 
@@ -139,7 +138,7 @@ def second(row: dict, betas: dict[str, str]) -> bool:
     return row["batch"] is None and row["recipe"]["betas"] != betas[row["side"]]
 
 
-def fights(rows: list[dict], betas: dict[str, str]) -> list[dict]:
+def comparisons(rows: list[dict], betas: dict[str, str]) -> list[dict]:
     """Every (model, batch, GPT's steps) that was trained on all seeds by both sides. "round" 1: with numbers B (``second``).
 
     If a round has several recipes, each side gets the one that was best on the tuning seed, or else the first. Rounds that one
@@ -189,14 +188,14 @@ def _tried(rows: list[dict], setting: dict, runs: list[dict]) -> float | None:
     return next((r["val_loss"] for r in rows if same.items() <= r.items()), None)
 
 
-def pooled(fights: list[dict]) -> dict:
+def pooled(comparisons: list[dict]) -> dict:
     """The spread of the seeds pooled over several comparisons: the standard deviation of log(ratio), and the factor by which a
     mean of three may be off at 95% (assuming the same spread everywhere)."""
-    logs = [[math.log(r) for r in f["seeds"]] for f in fights if f["ratio"]]
+    logs = [[math.log(r) for r in f["seeds"]] for f in comparisons if f["ratio"]]
     freedom = sum(len(x) - 1 for x in logs)
     deviation = math.sqrt(sum((len(x) - 1) * stdev(x) ** 2 for x in logs) / freedom) if freedom else math.inf
-    factor = math.exp(STUDENT.get(freedom, 2.0) * deviation / math.sqrt(len(SEEDS))) if freedom else math.inf
-    return {"fights": len(logs), "deviation": deviation, "factor": factor}
+    factor = math.exp(float(student.ppf(0.975, freedom)) * deviation / math.sqrt(len(SEEDS))) if freedom else math.inf
+    return {"comparisons": len(logs), "deviation": deviation, "factor": factor}
 
 
 def _cpu(rows: Iterable[dict]) -> float:
@@ -298,14 +297,14 @@ def main() -> None:
     rows = read()
     tuned, best = tuning(rows), checked(Stored(rows), HYBRID, QUARTER)["ngpt"]
     betas = {side: x["best"]["betas"] for side, x in tuned.items()}
-    found = fights(rows, betas)
+    found = comparisons(rows, betas)
     pieces = {"hybrid": ablation_jobs(HYBRID, best, QUARTER), "dense": ablation_jobs(SMALLEST, FIRST["ngpt"], 1000, 8)}
     summary = {
         "about": {
             "corpus": library.CHECKSUM, "python": platform.python_version(), "torch": torch.__version__.split("+")[0],
             "runs": len(rows), "cpu_hours": round(sum(r["cpu_seconds"] or 0 for r in rows) / 3600, 1),
         },
-        "tuning": tuned, "fights": found, "hybrid": best,
+        "tuning": tuned, "comparisons": found, "hybrid": best,
         "pooled": pooled([f for f in found if f["model"].startswith("hybrid")]),
         "lengths": lengths(rows, length_jobs(best), best), "own": own_trials(rows), "blocks": blocks(rows, betas),
         "log_decay": log_decay(rows), "published": published(rows),
@@ -317,7 +316,7 @@ def main() -> None:
     print(f"{len(rows)} runs, {summary['about']['cpu_hours']} CPU hours -> {OUT.name}, {OUT.stat().st_size:,} bytes")
     for side, x in tuned.items():
         print(f"tuned {side}: {x['best']}  ({len(x['trials'])} trials)")
-    for f in summary["fights"]:
+    for f in summary["comparisons"]:
         ratio = f"{f['ratio']:.2f} [{f['low']:.2f}, {f['high']:.2f}]" if f["ratio"] else ", ".join(f["bounds"])
         losses = f"GPT {mean(f['gpt']):.4f}  nGPT {mean(f['ngpt']) if f['ngpt'] else math.nan:.4f}"
         print(f"{f['model']:<12} x {f['sequences']} {f['tokens'] / 1e6:5.1f}M tokens  {losses}  ratio {ratio}  {f['recipes']}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import library
 import torch
-from analyse import fights, read, tuning
+from analyse import comparisons, read, tuning
 from runner import HERE, LENGTH
 from study import SEEDS
 from torch import nn
@@ -57,7 +57,7 @@ def main() -> None:
     done = {json.loads(line)["name"] for line in TABLE.read_text().splitlines()} if TABLE.exists() else set()
     rows = read()
     betas = {side: x["best"]["betas"] for side, x in tuning(rows).items()}
-    mine = {(f["model"], side, f["steps"], str(f["recipes"][side])) for f in fights(rows, betas) for side in betas}
+    mine = {(f["model"], side, f["steps"], str(f["recipes"][side])) for f in comparisons(rows, betas) for side in betas}
     for row in rows:
         export = folder / row["name"] / "export"
         wanted = (row["model"], row["side"], row["steps"], str(row["recipe"])) in mine and row["model"].startswith("dense")

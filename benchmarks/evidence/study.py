@@ -1,33 +1,35 @@
 """Does the recipe work at the sizes that a CPU can train? The experiments, stage by stage; each is useful by itself.
 
-    python benchmarks/evidence/study.py tuned finals ablations ...     (all of them: no argument)
+    python benchmarks/evidence/study.py tuned finals ablations ...     (without arguments: all of them)
 
-    tuned       both sides at the smallest size with the same number of trials on seed 0, a quarter of the length: one axis
-                after another, the best so far is kept. Every trial is in the table.
-    finals      the smallest size: the tuned settings on three other seeds, nGPT also with shorter schedules, from which the
-                token ratio comes (an annealed run cannot be read off in the middle); at a quarter of the length, and at the
-                whole length with the best of three peak rates (seed 0)
+    tuned       both sides at the smallest size, with the same number of trials on seed 0, at a quarter of the length: one axis
+                after another, keeping the best value so far. Every trial is in the table.
+    finals      the smallest size: the tuned settings on three other seeds, at a quarter of the length, and at the whole length
+                with the best of three peak rates (seed 0). nGPT also with shorter schedules, which give the token ratio: the
+                loss of a shorter run cannot be read off in the middle of a longer one
     hybrids, halves, ones
-                the other sizes at a quarter of the length, with the best of three peak rates, or of more if that is at
-                their edge (seed 0); the largest hybrid starts from what "moments" found
-    moments     the hybrids again at a quarter of the length, with first moments and warmups of their own (seed 0, equal trials)
+                the other sizes at a quarter of the length, with the best of three peak rates, or of more if the best is the
+                lowest or highest (seed 0); the largest hybrid starts from what "moments" found
+    moments     the hybrids again at a quarter of the length, with first moments and warmups tuned for them (seed 0, the same
+                number of trials on both sides)
     ablations   the smallest hybrid with one thing changed, a quarter of the length, three seeds
     length      the smallest hybrid in runs of other lengths, one number changed at a time, on one seed (hybrids' seeds agree)
-    decays      the smallest hybrid GPT with nGPT's schedule, the logarithm, at peak rates of its own
+    decays      the smallest hybrid GPT with nGPT's logarithmic schedule, at peak rates tuned for it
     budgets     a second budget: the smallest hybrid at the whole length, the other sizes at half of it, each with the best
-                peak rates there (a longer run likes lower ones); the hybrids also with what "moments" found. The largest
-                keep the peak rates of their first budget, and nGPT has one shorter schedule
-    published   the largest hybrid's nGPT at half of the length with the published numbers, and with those of the first form of
-                recipe.scaled, which moved beta1 alone; and at a quarter of it what each tuned number is worth (seed 1)
-    longest     the largest hybrid at the whole length, with the peak rates of its first budget; then, to see what others would
-                have changed, the peak rates of both sides at half of the length (seed 0)
-    denses      the dense models at a quarter of the length with what "moments" found on the hybrid, and peak rates of their own
-    around      what the rule of recipe.scaled is drawn from, beside "length": one tuned number changed in longer runs, and in a
-                wider model
-    ruled       the rule's own numbers, where a tuned GPT stands beside them
+                peak rates at that length (longer runs prefer lower ones); the hybrids also with what "moments" found. The
+                largest keep the peak rates of their first budget, and nGPT has one shorter schedule
+    published   the largest hybrid's nGPT at half of the length with the published numbers, and with those of the first version
+                of recipe.scaled, which changed only beta1; and, at a quarter of the length, the effect of each tuned number
+                (seed 1)
+    longest     the largest hybrid at the whole length, with the peak rates of its first budget; then other peak rates of both
+                sides at half of the length, to see what they would have changed (seed 0)
+    denses      the dense models at a quarter of the length with what "moments" found on the hybrid, and peak rates tuned again
+    around      the runs from which, with "length", the rule of recipe.scaled is drawn: one tuned number changed in longer runs
+                and in a wider model
+    ruled       the rule's own numbers, compared with a tuned GPT
 
 Stop it at any time; the next call continues. ``--workers 1`` leaves a core free. analyse.py makes the tables and the figures.
-The rows with "batch": 8 are an earlier study of the smallest size, 1,024 tokens in a batch (FIRST are its tuned numbers).
+The rows with "batch": 8 are an earlier study of the smallest size, with 1,024 tokens in a batch (FIRST are its tuned numbers).
 """
 
 import argparse
@@ -96,7 +98,7 @@ def tuned(lab: Lab) -> dict[str, dict]:
         return {side: min(rows, key=loss)["recipe"] for side, rows in zip(TRIALS, pool.map(partial(trials, lab), TRIALS))}
 
 
-def fight(model: str, steps: int, best: dict[str, dict], shares=SHARES, seeds=SEEDS) -> list[Job]:
+def comparison(model: str, steps: int, best: dict[str, dict], shares=SHARES, seeds=SEEDS) -> list[Job]:
     """GPT and nGPT on the same batches, and nGPT with shorter schedules."""
     jobs = []
     for seed in seeds:
@@ -125,17 +127,17 @@ def checked(lab: Lab, model: str, steps: int, best: dict[str, dict] | None = Non
 
 def finals(lab: Lab) -> None:
     whole = STEPS[SMALLEST]
-    lab.map([*fight(SMALLEST, QUARTER, tuned(lab)), *fight(SMALLEST, whole, checked(lab, SMALLEST, whole))])
+    lab.map([*comparison(SMALLEST, QUARTER, tuned(lab)), *comparison(SMALLEST, whole, checked(lab, SMALLEST, whole))])
 
 
-def _fights(lab: Lab, *models: str) -> None:
+def _comparisons(lab: Lab, *models: str) -> None:
     for model in models:
         quarter = STEPS[model] // 4
-        lab.map(fight(model, quarter, checked(lab, model, quarter)))
+        lab.map(comparison(model, quarter, checked(lab, model, quarter)))
 
 
 def hybrids(lab: Lab) -> None:
-    _fights(lab, HYBRID)
+    _comparisons(lab, HYBRID)
 
 
 def retuned(lab: Lab) -> dict[str, dict]:
@@ -153,22 +155,22 @@ def moments(lab: Lab) -> None:
     """The hybrids again, at a quarter of the length, with their own numbers."""
     best = retuned(lab)
     for model in (HYBRID, "hybrid-0.5M"):
-        lab.map(fight(model, STEPS[model] // 4, best))
+        lab.map(comparison(model, STEPS[model] // 4, best))
 
 
 def halves(lab: Lab) -> None:
-    _fights(lab, "hybrid-0.5M", "dense-0.5M")
+    _comparisons(lab, "hybrid-0.5M", "dense-0.5M")
 
 
 def ones(lab: Lab) -> None:
     for model in ("hybrid-1M", "dense-1M"):
         quarter = STEPS[model] // 4
         best = retuned(lab) if model.startswith("hybrid") else tuned(lab)
-        lab.map(fight(model, quarter, checked(lab, model, quarter, best)))
+        lab.map(comparison(model, quarter, checked(lab, model, quarter, best)))
 
 
 def budgets(lab: Lab) -> None:
-    lab.map(fight(HYBRID, STEPS[HYBRID], checked(lab, HYBRID, QUARTER)))
+    lab.map(comparison(HYBRID, STEPS[HYBRID], checked(lab, HYBRID, QUARTER)))
     for model in BUDGETS:
         lab.map(second(lab, model))
 
@@ -181,13 +183,13 @@ def second(lab: Lab, model: str) -> list[Job]:
     if model in LARGEST or not hybrid:
         start = checked(lab, model, quarter, start)  # the first budget's
     if model in LARGEST:
-        return fight(model, steps, start, SHARES[-1:])
-    return fight(model, steps, checked(lab, model, steps, start))
+        return comparison(model, steps, start, SHARES[-1:])
+    return comparison(model, steps, checked(lab, model, steps, start))
 
 
 def longest(lab: Lab) -> None:
     model, whole, best = "hybrid-1M", STEPS["hybrid-1M"], largest_best(lab)
-    lab.map(fight(model, whole, best))
+    lab.map(comparison(model, whole, best))
     checked(lab, model, whole // 2, best)
 
 
@@ -226,7 +228,7 @@ def denses(lab: Lab) -> None:
         quarter, start = STEPS[model] // 4, best
         if model in LARGEST:  # GPT's search goes on from where it was
             start = {**best, "gpt": {**best["gpt"], "lr": checked(lab, model, quarter)["gpt"]["lr"]}}
-        lab.map(fight(model, quarter, checked(lab, model, quarter, start)))
+        lab.map(comparison(model, quarter, checked(lab, model, quarter, start)))
     lab.map(job for jobs in parts_jobs().values() for job in jobs)
 
 

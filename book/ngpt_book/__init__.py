@@ -4,6 +4,7 @@ from ngpt_book import Explorer, Slider, show, check
 
 explorer/    a figure with sliders that works on a page without a kernel      figures/   what each chapter draws
 data/        stored results, each beside the script that makes it             sphinx/    the extension that builds the site
+live/        a trained nGPT and its GPT twin that run in a page
 theme.py     colors and the plotly template                                   exercises.py   checks the reader's answers
 source.py    which module imports which, and where a name is defined
 """
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 if find_spec("plotly") is None:
     raise ImportError('ngpt_book draws with plotly, which is not installed: pip install "ngpt-core[notebook]"')
 
+from . import live as live
 from .exercises import check
 from .explorer.explorer import Explorer
 from .explorer.page import show

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RANKS = (  # of the parts of ngpt_core, rank 0 first; a part is a package or a file directly inside it
-    ("sphere", "config", "presets", "checks", "files", "gpus"),
+    ("sphere", "config", "presets", "bundle", "checks", "files", "native", "gpus", "seal", "rehearsal"),
     ("nn", "optim"),
     ("data", "recipe"),
     ("train",),

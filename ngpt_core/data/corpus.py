@@ -1,45 +1,49 @@
-"""What does a packed corpus give to its readers: any stretch of its tokens, with the boundaries of the documents in it.
+"""What do readers get from a packed corpus? Any range of its tokens, with the document boundaries in it.
 
-A ``Corpus`` is the folder that packing.py wrote, opened: the manifest is read and every file's size compared with it (cheap: a
-shard that was cut short is found here); ``verify`` reads the files and compares their sha256 (once, at the start of a run).
-A ``Stream`` is one split as a single long row of N tokens over all shards, memory-mapped: nothing is loaded before it is read,
-and processes on one machine share the pages.
+A ``Corpus`` is an open folder that packing.py wrote. Opening it reads the sealed manifest and compares every file's size with
+it, a cheap way to find truncated shards; ``verify`` reads the files and compares their sha256 (once, at the start of a run). A
+``Stream`` is one split as a sequence of N tokens over all shards, memory-mapped: nothing is loaded before it is read, and
+processes on one machine share the pages.
 
-    windows of length T tile the stream: window i is stream[i T : i T + T + 1], T inputs and the T targets one further on;
-    every token but the first is a target exactly once an epoch. The last window may be short.
+    windows of length T tile the stream: window i is stream[i T : i T + T + 1], T inputs and the T targets shifted by one;
+    every token except the first is a target exactly once per epoch. The last window may be short.
 """
 
+import contextlib
 import hashlib
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from ..files import cache_folder, read_json, sha256
-from .packing import FORMAT, checksum, pack, token_dtype
+from ..seal import Damaged, Entry, check_files, listed, note_unsealed, read_sealed, verify
+from .packing import FORMAT, checksum, pack
 from .sources import documents, stdlib_files
 from .tokenizers import ByteTokenizer, Tokenizer, check_description, content, from_description
 
 __all__ = ["BUILT_IN", "Corpus", "Stream", "check_tokenizer", "embedded", "open_corpus", "stdlib"]
 
-_SUMS = ("tokens", "documents", "bytes")  # of a split: those of its shards together
+_SUMS = ("tokens", "documents", "bytes")  # of a split: the sums over its shards
 
 
 class Stream:
-    """One split of a corpus: N tokens in a row."""
+    """One split of a corpus: a sequence of N tokens."""
 
     def __init__(self, folder: Path, split: dict, dtype: str):
         self.folder, self.shards, self.dtype = folder, split["shards"], np.dtype(dtype)
         self.tokens, self.documents, self.bytes = split["tokens"], split["documents"], split["bytes"]
         self.starts = np.cumsum([0, *(shard["tokens"] for shard in self.shards)])
-        self._maps = lru_cache(maxsize=256)(self._map)  # a bound on open files: a large corpus has thousands of shards
+        self._maps = lru_cache(maxsize=256)(self._map)  # limits open files: a large corpus has thousands of shards
 
     def _map(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         shard = self.shards[number]
-        return np.memmap(self.folder / shard["file"], self.dtype, "r"), np.memmap(self.folder / shard["index"], "<i8", "r")
+        tokens = np.memmap(self.folder / shard["file"], self.dtype, "r", offset=shard.get("skip", 0))
+        return tokens, np.memmap(self.folder / shard["index"], "<i8", "r")
 
     def windows(self, length: int) -> int:
         """How many windows of ``length`` inputs tile the stream: ceil((N - 1) / T)."""
@@ -67,67 +71,74 @@ class Stream:
         return self.read(i * length, i * length + length + 1)
 
 
-def _agrees(manifest: dict) -> bool:
-    """Whether what a manifest says fits together."""
+def _is_consistent(manifest: dict) -> bool:
+    """Whether the parts of a manifest agree with each other."""
     try:
         splits = {name: manifest["splits"][name] for name in ("train", "val")}
         sums = (split[key] == sum(s[key] for s in split["shards"]) for split in splits.values() for key in _SUMS)
-        kind = manifest["dtype"] == token_dtype(manifest["tokenizer"]["vocab_size"]).str
-        return kind and all(sums) and manifest["checksum"] == checksum(splits) and isinstance(manifest["held_out"]["rule"], str)
-    except (LookupError, TypeError, AttributeError, StopIteration):  # something is missing, or of another kind
+        names = (isinstance(s[key], str) for split in splits.values() for s in split["shards"] for key in ("file", "index"))
+        kind = np.iinfo(np.dtype(manifest["dtype"])).max >= manifest["tokenizer"]["vocab_size"] - 1
+        return (
+            kind
+            and all(sums)
+            and all(names)
+            and manifest["checksum"] == checksum(splits)
+            and isinstance(manifest["held_out"]["rule"], str)
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration):  # something is missing or has the wrong type
         return False
 
 
 class Corpus:
-    """A packed corpus, opened; ``corpus.stream("train")`` reads it."""
+    """An open packed corpus; ``corpus.stream("train")`` reads it. Messages call it ``name``, by default its folder."""
 
-    def __init__(self, folder: Path | str):
+    def __init__(self, folder: Path | str, name: Path | str | None = None):
         self.folder = Path(folder)
+        self.name = self.folder if name is None else name
         if not (self.folder / "manifest.json").is_file():
             raise ValueError(
                 f"{self.folder.absolute()} is not a packed corpus (it has no manifest.json): make one with "
                 f"`ngpt data pack FILES... --out {self.folder}`."
             )
-        self.manifest = read_json(self.folder / "manifest.json")
+        self.manifest, sealed = read_sealed(self.folder / "manifest.json")
+        if not sealed:
+            note_unsealed(self.folder)
         if self.manifest.get("format") != FORMAT:
             found = self.manifest.get("format")
-            raise ValueError(f"{self.folder} has the format {found}, this version reads {FORMAT}: pack it again.")
+            raise ValueError(f"{self.folder} has corpus format {found}; this version reads {FORMAT}: pack it again.")
         check_description(self.manifest.get("tokenizer"), self.folder / "manifest.json")
         self.vocab_size = self.manifest["tokenizer"]["vocab_size"]
-        if not _agrees(self.manifest):
-            raise ValueError(f"{self.folder}/manifest.json disagrees with itself: it was damaged or edited; pack again.")
+        if not _is_consistent(self.manifest):
+            raise ValueError(f"{self.folder}/manifest.json is inconsistent: it was damaged or edited; pack the corpus again.")
         self.checksum: str = self.manifest["checksum"]
-        for path, size, _ in self._files():
-            found = path.stat().st_size if path.exists() else None
-            if found != size:
-                state = (
-                    "is missing" if found is None else f"was cut short or changed: {found:,} bytes, {size:,} in the manifest"
-                )
-                raise ValueError(f"the shard {path} {state}; restore it, or pack the corpus again.")
+        with self._advice():
+            check_files(self.folder, self._files("train", "val"))
 
-    def _files(self) -> list[tuple[Path, int, str]]:
-        width = np.dtype(self.manifest["dtype"]).itemsize
-        files = []
-        for split in self.manifest["splits"].values():
-            for shard in split["shards"]:
-                files.append((self.folder / shard["file"], shard["tokens"] * width, shard["sha256"]))
-                files.append((self.folder / shard["index"], (shard["documents"] + 1) * 8, shard["index_sha256"]))
-        return files
+    def _files(self, *splits: str) -> dict[str, Entry]:
+        """The shards of these splits and their indices, as the manifest describes them."""
+        width, files = np.dtype(self.manifest["dtype"]).itemsize, {}
+        for shard in chain.from_iterable(self.manifest["splits"][split]["shards"] for split in splits):
+            size = shard.get("skip", 0) + shard["tokens"] * width
+            files[shard["file"]] = {"bytes": size, "sha256": shard["sha256"]}
+            files[shard["index"]] = {"bytes": (shard["documents"] + 1) * 8, "sha256": shard["index_sha256"]}
+        return listed(files, self.folder / "manifest.json")
 
-    def verify(self, rank: int = 0, world: int = 1) -> None:
-        """Read the shards and compare their sha256 with the manifest; N ranks share the work."""
-        for path, _, digest in self._files()[rank::world]:
-            if (found := sha256(path)) != digest:
-                raise ValueError(
-                    f"the shard {path} has a wrong checksum (sha256 {found[:16]}..., the manifest says {digest[:16]}...): "
-                    f"it was damaged or changed; restore it, or pack the corpus again."
-                )
+    def verify(self, rank: int = 0, world: int = 1, splits: tuple[str, ...] = ("train", "val")) -> int:
+        """Read the shards and compare their sha256 with the manifest; N ranks share the work. Returns the number of bytes."""
+        with self._advice():
+            return verify(self.folder, dict(list(self._files(*splits).items())[rank::world]))
+
+    @contextlib.contextmanager
+    def _advice(self) -> Iterator[None]:
+        try:
+            yield
+        except Damaged as error:
+            raise Damaged(f"{error}: restore it, or pack the corpus again.") from None
 
     def stream(self, split: str) -> Stream:
-        part = self.manifest["splits"].get(split)
-        if part is None or part["tokens"] < 2:
-            raise ValueError(f"{self.folder} has no {split!r} split to read (fewer than two tokens): pack more text.")
-        return Stream(self.folder, part, self.manifest["dtype"])
+        if not self.has(split):
+            raise ValueError(f"{self.name} has no {split!r} split to read (fewer than two tokens): pack more text.")
+        return Stream(self.folder, self.manifest["splits"][split], self.manifest["dtype"])
 
     def has(self, split: str) -> bool:
         return self.manifest["splits"].get(split, {"tokens": 0})["tokens"] >= 2
@@ -139,8 +150,8 @@ class Corpus:
 def embedded() -> Corpus:
     """The corpus that comes with the package: 1.2 MB of CPython 3.11.7's library, the same on every machine.
 
-    Its folder has the text, a manifest (the checksum, the list of files), the license, and the script that made it. A tenth of
-    the text is held out: 10 of 107 files.
+    Its folder holds the text, a manifest (the checksum, the list of files), the license, and the script that made it. A tenth
+    of the text is held out: 10 of 107 files.
     """
     folder = Path(__file__).parent / "embedded"
     text = folder / "text.jsonl.gz"
@@ -154,7 +165,7 @@ def embedded() -> Corpus:
 
 
 def stdlib() -> Corpus:
-    """The standard library of the Python that runs this: 10 MB, not the same text in two versions of Python."""
+    """The standard library of the running Python: 10 MB of text, which differs between versions of Python."""
     files = [(name, path.read_bytes()) for name, path in stdlib_files()]
     digest = hashlib.sha256()
     for name, text in files:
@@ -167,26 +178,26 @@ BUILT_IN = {"embedded": embedded, "stdlib": stdlib}  # the corpora that --data t
 
 
 def _cached(title: str, digest: str, texts: Iterable[bytes], val_fraction: float) -> Corpus:
-    """The texts, packed into the cache byte by byte, once. Their checksum is in the folder's name: other texts go elsewhere."""
-    folder = cache_folder() / f"{title}-{digest[:12]}-{FORMAT}"
+    """The texts, packed into the cache as bytes, once. The folder's name has their checksum, so other texts go elsewhere."""
+    folder = cache_folder() / f"{title}-{digest[:12]}-{FORMAT}-sealed"
     if not (folder / "manifest.json").exists():
         try:
             pack(texts, folder, ByteTokenizer(), val_fraction, sources={"name": title, "sha256": digest})
         except (OSError, ValueError) as error:
-            if not (folder / "manifest.json").exists():  # else another process has put the same corpus there first
+            if not (folder / "manifest.json").exists():  # otherwise another process has just written the same corpus
                 raise ValueError(
                     f"cannot write the corpus {title} to {folder} ({error}): set NGPT_CACHE to a folder you may write to."
                 ) from None
     return Corpus(folder)
 
 
-def check_tokenizer(corpora: list[tuple[Corpus, float]], wanted: dict, whose: object) -> None:
-    """A ValueError for a corpus that was packed with another tokenizer than the one described by ``wanted``."""
+def check_tokenizer(corpora: list[tuple[Corpus, float]], wanted: dict, owner: object) -> None:
+    """ValueError if a corpus was packed with another tokenizer than ``wanted``, which is that of ``owner``."""
     for corpus, _ in corpora:
         if content(found := corpus.manifest["tokenizer"]) != content(wanted):
             raise ValueError(
-                f"{corpus.folder} was packed with the tokenizer {_named(found)} and {whose} with {_named(wanted)}: the same "
-                f"number is another text in each; pack it again with that of {whose}."
+                f"{corpus.name} was packed with the tokenizer {_named(found)} and {owner} with {_named(wanted)}: the same "
+                f"id means different text in each; pack it again with the tokenizer of {owner}."
             )
 
 
@@ -197,6 +208,11 @@ def _named(description: dict) -> str:
     return f"{description['spec']} ({', '.join(parts)})"
 
 
-def open_corpus(where: str) -> Corpus:
-    """A corpus of BUILT_IN by its name, otherwise the folder of a packed one."""
-    return BUILT_IN[where]() if where in BUILT_IN else Corpus(where)
+def open_corpus(where: str, tokenizer: Callable[[], Tokenizer | None] = lambda: None, split: str = "train") -> Corpus:
+    """A corpus of BUILT_IN by its name, the packed corpus in a folder, or token files of another trainer (foreign.py), which
+    need ``tokenizer``; a single one of those is the split ``split``."""
+    from .foreign import is_foreign, open_foreign  # it is a Corpus
+
+    if where in BUILT_IN:
+        return BUILT_IN[where]()
+    return open_foreign(where, tokenizer(), split) if is_foreign(where) else Corpus(where)

@@ -1,16 +1,16 @@
-"""Which tokens does each rank see at each step? The same ones on every machine, in every run, from any point of resumption.
+"""Which tokens does each rank see at each step? The same ones on every machine and after every resume.
 
-Samples are numbered s = 0, 1, 2, ... for the whole job. Sample s is one window of T tokens, and which one depends on nothing
-but (seed, the corpora, T, s): not on ranks, not on the batch size. A global batch of B samples is [s, s + B); rank r of R
-reads the rows r B/R ... (r+1) B/R of it. So one process and a thousand draw the same batches, and the state to resume from is
-a few integers, exact to the token.
+Samples are numbered s = 0, 1, 2, ... over the whole run. Sample s is one window of T tokens, and which one depends only on
+(seed, the corpora, T, s), not on the number of ranks or the batch size. A global batch of B samples is [s, s + B); rank r of R
+reads its rows r B/R ... (r+1) B/R. So one process and a thousand draw the same batches, and the state to resume from is a few
+integers, exact to the token.
 
-    source       with several corpora, sample s goes to the one that is furthest behind its weight (largest w_i (s+1) - n_i,
-                 n_i its samples so far): the shares are exact at every moment, not only on average
-    order        the n_i-th sample of corpus i is window P(n_i mod W), W its number of windows and P a permutation drawn anew
-                 for each pass: every window once an epoch. P is a keyed Feistel network, so no list of W numbers is ever made
+    source       with several corpora, sample s comes from the one furthest behind its weight (largest w_i (s+1) - n_i, with
+                 n_i its samples so far): the shares are exact at every step, not only on average
+    order        the n_i-th sample of corpus i is window P(n_i mod W), with W its number of windows and P a new permutation for
+                 each pass: every window once per epoch. P is a keyed Feistel network, so no list of W numbers is ever built
     documents    a window may hold several documents: their numbers come with the tokens, so that attention and state do not
-                 cross; the target that would be the first token of the next document is ignored (-100)
+                 cross their boundaries; a target that would be the first token of the next document is ignored (-100)
 """
 
 import hashlib
@@ -20,17 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import is_count, is_within
+from ..checks import is_count
 from .corpus import Corpus, check_tokenizer
 
 __all__ = ["IGNORE", "Batch", "Loader", "permute", "window"]
 
-IGNORE = -100  # the target that F.cross_entropy leaves out
+IGNORE = -100  # the target that F.cross_entropy ignores
 
 
 @dataclass
 class Batch:
-    """What one step reads, or one rank's share of it."""
+    """The data of one step, or one rank's share of it."""
 
     tokens: Tensor
     """int64 [B, T]."""
@@ -40,7 +40,7 @@ class Batch:
     """int64 [B, T]: 0, 0, 1, 1, 1, ... within each row."""
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch there."""
+        """The same batch on ``device``."""
         return Batch(*(x.to(device, non_blocking=True) for x in (self.tokens, self.targets, self.documents)))
 
     def split(self, rows: int) -> list["Batch"]:
@@ -54,7 +54,7 @@ class Batch:
 
 
 def permute(index: int, size: int, key: bytes) -> int:
-    """Where ``index`` goes in the permutation of range(size) that ``key`` names: constant memory, no list.
+    """The image of ``index`` under the permutation of range(size) that ``key`` selects, in constant memory.
 
     A four-round Feistel network on 2b bits is a permutation of range(4^b); walking it until the value falls below ``size``
     restricts it to range(size) (at most four steps on average, since 4^b < 4 size).
@@ -64,15 +64,15 @@ def permute(index: int, size: int, key: bytes) -> int:
     while True:
         left, right = index >> half, index & mask
         for turn in range(4):
-            seal = hashlib.blake2b(turn.to_bytes(1, "little") + right.to_bytes(8, "little"), key=key, digest_size=8)
-            left, right = right, left ^ (int.from_bytes(seal.digest(), "little") & mask)
+            digest = hashlib.blake2b(turn.to_bytes(1, "little") + right.to_bytes(8, "little"), key=key, digest_size=8)
+            left, right = right, left ^ (int.from_bytes(digest.digest(), "little") & mask)
         index = left << half | right
         if index < size:
             return index
 
 
 def window(tokens: np.ndarray, document: np.ndarray, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(inputs, targets, documents) [T] of the T + 1 tokens of a window (fewer at the end of a stream), and their documents."""
+    """(inputs, targets, documents) [T] from a window's T + 1 tokens (fewer at the end of a stream) and their documents."""
     targets = np.where(document[1:] == document[:-1], tokens[1:], IGNORE)
     short = T - len(targets)
     return (
@@ -83,7 +83,7 @@ def window(tokens: np.ndarray, document: np.ndarray, T: int) -> tuple[np.ndarray
 
 
 class Loader:
-    """Batches of one split of one or several corpora. ``next()`` moves; ``state_dict()`` says where it stands."""
+    """Batches from one split of one or more corpora. ``next()`` reads one; ``state_dict()`` is the position."""
 
     def __init__(
         self,
@@ -95,10 +95,6 @@ class Loader:
         rank: int = 0,
         world: int = 1,
     ):
-        if batch_size % world:
-            raise ValueError(f"the global batch of {batch_size} does not divide into {world} ranks: set --batch-size.")
-        if not all(is_within(weight, 0, open=True) for _, weight in corpora):
-            raise ValueError(f"the weights of a blend must be positive numbers, got {[weight for _, weight in corpora]}.")
         check_tokenizer(corpora, corpora[0][0].manifest["tokenizer"], corpora[0][0].folder)
         total = sum(weight for _, weight in corpora)
         self.corpora, self.weights = [corpus for corpus, _ in corpora], [weight / total for _, weight in corpora]
@@ -123,10 +119,10 @@ class Loader:
         return window(*stream.window(permute(position, stream.windows(T), key), T), T)
 
     def next(self, limit: int | None = None) -> Batch:
-        """The rank's rows of the next global batch. Samples numbered ``limit`` or more come without targets (evaluation)."""
+        """This rank's rows of the next global batch. Samples numbered ``limit`` or higher have no targets (for evaluation)."""
         share = self.batch_size // self.world
         mine, rows = range(self.rank * share, (self.rank + 1) * share), []
-        for b in range(self.batch_size):  # every rank counts all B samples and reads its own
+        for b in range(self.batch_size):  # every rank counts all B samples and reads only its own
             s = sum(self.counts)
             source = self._assign(s, self.counts)
             if b in mine:

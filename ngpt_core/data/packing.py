@@ -1,18 +1,18 @@
-"""How does text become a corpus that thousands of processes can read at once, and that knows when it was damaged?
+"""How does text become a corpus that thousands of processes can read at once and that detects damage?
 
 A packed corpus is a folder:
-    manifest.json          what it is: tokenizer, splits, shards with sizes and sha256, sources, the whole's checksum
-    train-00000.tokens     the documents' tokens one after another: uint8, uint16 or uint32, as the vocabulary needs
+    manifest.json          a description: tokenizer, splits, shards with sizes and sha256, sources, an overall checksum; sealed
+    train-00000.tokens     the tokens of all documents, concatenated: uint8, uint16 or uint32, depending on the vocabulary
     train-00000.docs       int64 offsets: document i of the shard is tokens[docs[i] : docs[i+1]]
-    val-00000.tokens, ...  the held-out split, in files of its own
-    tokenizer.json         a copy of the tokenizer, when it is not ``bytes``
+    val-00000.tokens, ...  the held-out split, in separate files
+    tokenizer.json         a copy of the tokenizer, unless it is ``bytes``
 
 **The held-out split never overlaps with training**, because it is decided here, once, by the content of a document: it is held
-out when the 64-bit hash of its bytes falls into the lowest ``val_fraction`` of all hashes. Equal documents therefore land on
-the same side, the order of files does not matter, and a corpus that grows keeps its split. A corpus of few documents can miss
-the wanted share by far that way (one book is all or nothing): when the share comes out below half or above twice what was
-asked, or less than half of what was to be trained on is left, the last ``val_fraction`` of *every* document's tokens is held
-out instead. The manifest says which rule held.
+out if the 64-bit hash of its bytes falls into the lowest ``val_fraction`` of all hashes. Equal documents therefore land on the
+same side, the order of files does not matter, and a corpus that grows keeps its split. With few documents, the held-out share
+can miss its target by far (a single book is all or nothing). If it is below half or above twice the target, or leaves less than
+half of the intended training text, the last ``val_fraction`` of *every* document's tokens is held out instead. The manifest
+records which rule was applied.
 """
 
 import hashlib
@@ -25,7 +25,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..files import new_folder, sha256, write_json
+from ..files import new_folder, sha256
+from ..seal import write_sealed
 from .sources import documents, expand
 from .tokenizers import Tokenizer, describe
 
@@ -92,7 +93,7 @@ def _tokenize(texts: Iterable[bytes], tokenizer: Tokenizer) -> Iterator[tuple[by
             for document, tokens in zip(batch, encoded):
                 if len(tokens) and int(tokens.max()) >= tokenizer.vocab_size:
                     raise ValueError(
-                        f"the tokenizer {tokenizer.spec!r} gave the id {int(tokens.max())} and says that its ids are below "
+                        f"the tokenizer {tokenizer.spec!r} produced the id {int(tokens.max())}, but its ids must be below "
                         f"{tokenizer.vocab_size}: it is damaged; choose another."
                     )
                 end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
@@ -107,7 +108,7 @@ def _held_out(document: bytes, fraction: float) -> bool:
 
 
 def _read_back(folder: Path, splits: dict[str, dict], dtype: np.dtype) -> Iterator[tuple[int, np.ndarray]]:
-    """(bytes of text, tokens) of each document already written; the bytes shared out over a shard's tokens."""
+    """(bytes of text, tokens) of each document already written; a shard's bytes are divided evenly over its tokens."""
     for shard in chain(*(split["shards"] for split in splits.values())):
         tokens = np.fromfile(folder / shard["file"], dtype)
         offsets = np.fromfile(folder / shard["index"], "<i8")
@@ -116,7 +117,7 @@ def _read_back(folder: Path, splits: dict[str, dict], dtype: np.dtype) -> Iterat
 
 
 def checksum(splits: dict[str, dict]) -> str:
-    """One checksum for the whole: sha256 over the shards' own, in order."""
+    """The checksum of the whole corpus: sha256 over those of its shards, in order."""
     shards = chain.from_iterable(split["shards"] for split in splits.values())
     every = [[shard[key] for key in ("file", "sha256", "index_sha256")] for shard in shards]
     return hashlib.sha256(json.dumps(every).encode()).hexdigest()
@@ -130,11 +131,13 @@ def pack(
     shard_tokens: int = 1 << 28,
     sources: object = None,
 ) -> dict:
-    """Write the documents ``texts`` to the new folder ``out`` and return its manifest. All or nothing appears there."""
+    """Write the documents ``texts`` to the new folder ``out`` and return its manifest. If it fails, nothing is left there."""
     if not 0 <= val_fraction <= 1:
-        raise ValueError(f"val_fraction is the share of tokens to hold out, from 0 to 1 (all of them); got {val_fraction}.")
+        raise ValueError(
+            f"val_fraction, the share of tokens to hold out, must be between 0 (none) and 1 (all); got {val_fraction}."
+        )
     if shard_tokens < 1:
-        raise ValueError(f"shard_tokens is the size of a shard and must be at least 1; got {shard_tokens}.")
+        raise ValueError(f"shard_tokens, the largest number of tokens in a shard, must be at least 1; got {shard_tokens}.")
     dtype = token_dtype(tokenizer.vocab_size)
     with new_folder(Path(out)) as folder:
         rule, split = "documents", {name: _Split(folder, name, dtype, shard_tokens) for name in ("train", "val")}
@@ -158,22 +161,22 @@ def pack(
             "sources": sources,
             "splits": splits,
         }
-        write_json(folder / "manifest.json", manifest)
+        write_sealed(folder / "manifest.json", manifest)
     return manifest
 
 
 def _cut_tails(folder: Path, splits: dict[str, dict], dtype: np.dtype, shard_tokens: int, fraction: float) -> dict[str, dict]:
-    """The second rule: the last ``fraction`` of every document is held out. Rewrites what was written, in its order."""
-    again = {name: _Split(folder, f"{name}-again", dtype, shard_tokens) for name in splits}
+    """The second rule: the last ``fraction`` of every document is held out. Rewrites the shards in the same order."""
+    rewritten = {name: _Split(folder, f"{name}-again", dtype, shard_tokens) for name in splits}
     for size, tokens in _read_back(folder, splits, dtype):
         cut = len(tokens) - round(len(tokens) * fraction)
         for name, part in (("train", tokens[:cut]), ("val", tokens[cut:])):
             if len(part):
-                again[name].add(part, round(size * len(part) / len(tokens)))
+                rewritten[name].add(part, round(size * len(part) / len(tokens)))
     for shard in chain(*(split["shards"] for split in splits.values())):
         for key in ("file", "index"):
             (folder / shard[key]).unlink()
-    cut_splits = {name: writer.summary() for name, writer in again.items()}
+    cut_splits = {name: writer.summary() for name, writer in rewritten.items()}
     for shard in chain(*(split["shards"] for split in cut_splits.values())):
         for key in ("file", "index"):
             name = shard[key].replace("-again", "")
@@ -193,7 +196,7 @@ def pack_files(
 ) -> dict:
     """``ngpt data pack``: the documents of files, globs, URLs and datasets (sources.py) into the folder ``out``."""
     if separator == "":
-        raise ValueError("--separator must not be empty: leave it out where a file is a document.")
+        raise ValueError("--separator must not be empty: leave it out to make each file one document.")
     paths = expand(sources)
     texts = chain.from_iterable(documents(path, field, separator) for path in paths)
     return pack(texts, out, tokenizer, val_fraction, shard_tokens, sources=paths)

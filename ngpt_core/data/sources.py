@@ -1,14 +1,14 @@
 """Where do documents come from? Text, JSON lines, parquet, a URL, a Hugging Face dataset: each read as a stream of bytes.
 
-A *source* is what a person types after ``ngpt data pack``:
+A *source* is an argument of ``ngpt data pack``:
     notes.txt, 'src/**/*.py'     a file, or a quoted glob: one file is one document (or several, cut at ``separator``)
-    web.jsonl, web.jsonl.gz      one document a line, in the field ``field``
-    web.parquet                  one document a row, in the column ``field`` (needs pyarrow)
-    https://host/file.txt        downloaded once into the cache, its checksum recorded then and verified every time after
-    shakespeare, tinystories     a public corpus of the table ``PUBLIC``, by its URL
+    web.jsonl, web.jsonl.gz      one document per line, in the field ``field``
+    web.parquet                  one document per row, in the column ``field`` (needs pyarrow)
+    https://host/file.txt        downloaded once into the cache; its checksum is recorded then and verified on every later use
+    shakespeare, tinystories     a public corpus from the table ``PUBLIC``
     hf:NAME[:SPLIT]              a Hugging Face dataset, streamed (needs datasets)
 
-Files are taken in sorted order, so that the same files give the same corpus on every machine.
+Files are read in sorted order, so the same files give the same corpus on every machine.
 """
 
 import contextlib
@@ -16,22 +16,25 @@ import glob
 import gzip
 import hashlib
 import http.client
+import io
 import json
 import os
 import sys
 import sysconfig
+import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 from ..files import cache_folder, new_file, read_json, sha256, write_json
 
 __all__ = ["PUBLIC", "documents", "download", "expand", "stdlib_files"]
 
-# name -> (url, what separates its documents). No checksums: each is computed at the first download on the user's machine.
+# name -> (url, separator of its documents). No checksums: each user's first download records one.
 _STORIES = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4"
 PUBLIC = {
     "shakespeare": ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt", None),
@@ -39,24 +42,28 @@ PUBLIC = {
     "tinystories-train": (f"{_STORIES}-train.txt", "<|endoftext|>"),
 }
 
-_NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
+MOST_EXPANSION, LEAST_EXPANSION = 100, 1 << 30  # of a .gz: at most 100 times its size, but a gigabyte in any case
+MOST_BYTES = 1 << 40  # of a download
+SLOWEST = 1 << 10  # bytes per second of a download, in every minute
+
+_EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
 
 
 def stdlib_files() -> list[tuple[str, Path]]:
     """(name, path) of the source files of this Python's standard library, sorted by name.
 
-    Tests, installed packages and the generated tables (encodings, pydoc_data) are left out: they are not prose about Python.
+    Tests, installed packages and generated tables (encodings, pydoc_data) are excluded.
     """
     root = Path(sysconfig.get_path("stdlib"))
     found = ((path.relative_to(root), path) for path in root.rglob("*.py"))
-    files = sorted((name.as_posix(), path) for name, path in found if not _NOT_PROSE & set(name.parts) and path.is_file())
+    files = sorted((name.as_posix(), path) for name, path in found if not _EXCLUDED & set(name.parts) and path.is_file())
     if not files:
-        raise ValueError(f"this Python ({sys.version.split()[0]}) has no standard library sources in {root}: give --data DIR.")
+        raise ValueError(f"this Python ({sys.version.split()[0]}) has no standard library sources in {root}: use --data DIR.")
     return files
 
 
 def expand(sources: Iterable[str]) -> list[str]:
-    """Globs to sorted paths; the names of PUBLIC to URLs; everything else as it is."""
+    """Replace globs by their matches, sorted; keep everything else. ValueError if a source does not exist."""
     paths = []
     for source in sources:
         if source.startswith("hf:") and source[3:4] in ("", ":"):
@@ -68,10 +75,10 @@ def expand(sources: Iterable[str]) -> list[str]:
             if not matches:
                 raise ValueError(f"no file matches {source!r}.")
             paths.extend(matches)
-        elif source and Path(source).is_dir():  # "" is a path too: the working directory's
-            raise ValueError(f"{source!r} is a folder: say which of its files to pack, for example '{source}/**/*.txt'.")
+        elif source and Path(source).is_dir():  # Path("") is the working directory
+            raise ValueError(f"{source!r} is a folder: name the files to pack, for example '{source}/**/*.txt'.")
         elif not Path(source).is_file():
-            raise ValueError(f"there is no file {source!r} (a public corpus by name: {', '.join(PUBLIC)}).")
+            raise ValueError(f"there is no file {source!r}, and the public corpora are {', '.join(PUBLIC)}.")
         else:
             paths.append(source)
     return paths
@@ -99,21 +106,51 @@ def documents(path: str, field: str = "text", separator: str | None = None) -> I
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[BufferedIOBase]:
     try:
-        with (gzip.open if path.name.lower().endswith(".gz") else open)(path, "rb") as file:
-            yield file
-    except (OSError, EOFError, zlib.error) as error:  # zlib's and gzip's own do not say which file it was
+        with open(path, "rb") as file:
+            if path.name.lower().endswith(".gz"):
+                limit = max(LEAST_EXPANSION, MOST_EXPANSION * path.stat().st_size)
+                yield io.BufferedReader(_Expanded(gzip.GzipFile(fileobj=file), path, limit))
+            else:
+                yield file
+    except (OSError, EOFError, zlib.error) as error:  # those of zlib and gzip do not name the file
         raise ValueError(_unreadable(path, error)) from None
 
 
+class _Expanded(io.RawIOBase):
+    """What a compressed file expands to, up to a limit: a few kilobytes can expand to more than any disk holds."""
+
+    def __init__(self, file: gzip.GzipFile, path: Path, limit: int):
+        self.file, self.path, self.limit = file, path, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self.file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        block = self.file.read(len(buffer))
+        if self.file.tell() > self.limit:
+            raise ValueError(
+                f"{self.path} expands to more than {self.limit:,} bytes, {MOST_EXPANSION} times its size, which text does not: "
+                "unpack it and look at it first."
+            )
+        buffer[: len(block)] = block
+        return len(block)
+
+
 def _unreadable(path: Path, error: Exception) -> str:
-    if reason := getattr(error, "strerror", None):  # the system's own: no permission, a failing disk
+    if reason := getattr(error, "strerror", None):  # from the system: no permission, a failing disk
         return f"{path} cannot be read: {reason}."
-    return f"{path} cannot be read ({' '.join(str(error).split())}): it was cut short or damaged; get it again."
+    return f"{path} cannot be read ({' '.join(str(error).split())}): it was cut short or damaged; download or copy it again."
 
 
-_NO_TEXT = {  # how files begin that are no text
-    b"\x1f\x8b": "gzip (call it .gz)", b"BZh": "bzip2 (unpack it first)", b"\x28\xb5\x2f\xfd": "zstandard (unpack it first)",
-    b"\xfd7zXZ": "xz (unpack it first)", b"PK\x03\x04": "zip (unpack it first)", b"PAR1": "parquet (call it .parquet)",
+_BINARY = {  # the first bytes of files that are not text
+    b"\x1f\x8b": "gzip (name it .gz)", b"BZh": "bzip2 (unpack it first)", b"\x28\xb5\x2f\xfd": "zstandard (unpack it first)",
+    b"\xfd7zXZ": "xz (unpack it first)", b"PK\x03\x04": "zip (unpack it first)", b"PAR1": "parquet (name it .parquet)",
     b"%PDF-": "PDF (extract its text first)",
 }  # fmt: skip
 
@@ -121,22 +158,22 @@ _NO_TEXT = {  # how files begin that are no text
 def _text(path: Path, separator: str | None) -> Iterator[bytes]:
     with _open(path) as file:
         start = file.read(8)
-        if kind := next((kind for magic, kind in _NO_TEXT.items() if start.startswith(magic)), None):
-            raise ValueError(f"{path} is no text but {kind}: its bytes would be packed as they are.")
+        if kind := next((kind for magic, kind in _BINARY.items() if start.startswith(magic)), None):
+            raise ValueError(f"{path} is not text but {kind}: packing it would store its raw bytes.")
         file.seek(0)
         if separator is None:
-            yield _without_zero(file.read(), path)
+            yield _check_text(file.read(), path)
             return
         mark, rest = separator.encode(), b""
-        while block := _without_zero(file.read(1 << 24), path):
+        while block := _check_text(file.read(1 << 24), path):
             *whole, rest = (rest + block).split(mark)
             yield from (document.strip() for document in whole)
         yield rest.strip()
 
 
-def _without_zero(block: bytes, path: Path) -> bytes:
-    if b"\0" in block:  # the byte tokenizer's end of a document
-        raise ValueError(f"{path} is no text: it has a zero byte; convert it to UTF-8 if it is UTF-16, or leave it out.")
+def _check_text(block: bytes, path: Path) -> bytes:
+    if b"\0" in block:  # ends a document for the byte tokenizer
+        raise ValueError(f"{path} is not text: it has a zero byte; convert it to UTF-8 if it is UTF-16, or leave it out.")
     return block
 
 
@@ -150,7 +187,7 @@ def _json_lines(path: Path, field: str) -> Iterator[bytes]:
             except (ValueError, LookupError, TypeError, RecursionError):
                 text = None
             if not isinstance(text, str):
-                raise ValueError(f"{path}, line {number}: want a JSON object with text in the field {field!r} (--field NAME).")
+                raise ValueError(f"{path}, line {number}: expected a JSON object with text in {field!r} (--field NAME).")
             yield text.encode("utf-8", errors="replace")
 
 
@@ -185,10 +222,10 @@ def _hugging_face(source: str, field: str) -> Iterator[bytes]:
 
 
 def download(url: str, folder: Path | None = None) -> Path:
-    """The file behind ``url``, from the cache when it is there.
+    """The file at ``url``, from the cache if it is there.
 
-    ``downloads.json`` in the cache remembers the sha256 computed at the first download. A later copy with another checksum
-    (damaged, or changed at its origin) is refused, never used silently.
+    ``downloads.json`` in the cache records the sha256 of the first download. A later copy with another checksum (damaged, or
+    changed at its origin) is refused.
     """
     folder = (folder or cache_folder()) / "downloads"
     folder.mkdir(parents=True, exist_ok=True)
@@ -211,13 +248,21 @@ def download(url: str, folder: Path | None = None) -> Path:
 
 
 def _fetch(url: str, file: BufferedIOBase) -> None:
-    """Write what is behind ``url`` to ``file``, all of it."""
+    """Write the complete content of ``url`` to ``file``."""
     try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            while block := answer.read(1 << 20):
+        with urllib.request.urlopen(url, timeout=60) as response:
+            size, mark, began = 0, 0, time.monotonic()
+            while block := response.read1(1 << 20):
                 file.write(block)
-            if answer.length:  # bytes announced and not read: a server that goes away early looks like the end of the file
-                raise http.client.IncompleteRead(b"", answer.length)
+                size += len(block)
+                if size > MOST_BYTES:
+                    raise ValueError(f"could not download {url}: it has more than {MOST_BYTES:,} bytes.")
+                if (now := time.monotonic()) - began > 60:
+                    if size - mark < 60 * SLOWEST:
+                        raise ValueError(f"could not download {url}: less than {SLOWEST} bytes per second arrive; try again.")
+                    mark, began = size, now
+            if response.length:  # announced but not read: a connection that ends early looks like the end of the file
+                raise http.client.IncompleteRead(b"", response.length)
     except http.client.IncompleteRead as error:
         missing = f", {error.expected:,} bytes are missing" if error.expected else ""
         raise ValueError(f"could not download {url}: the connection ended early{missing}; try again.") from None

@@ -22,7 +22,7 @@ Other limits of NemotronH: at least two experts, no rotary embedding, no SwiGLU.
 layers, no latent experts, no groups of experts, no sliding window.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ def _table(config: ModelConfig) -> list[tuple]:
     return rows
 
 
-def _nemotron_h() -> tuple[type, type]:
+def _nemotron_h() -> tuple[Any, Any]:
     try:
         from transformers import NemotronHConfig, NemotronHForCausalLM
     except ImportError as error:

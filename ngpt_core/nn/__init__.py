@@ -6,5 +6,6 @@ attention   how tokens look at each other                 mamba2     the state-s
 mlp         the feed-forward block                        moe        the mixture of experts; grouped: its products
 head        logits, s_z and LGP; loss: in chunks          model      the whole model
 generate    how a text is continued                       io         saving and loading
-precision   where autocast must not round
+precision   where autocast must not round              fused      when an operator in C++ is taken (mamba2_cpu)
+transforms  our operators under torch.func
 """

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .. import sphere
 from ..config import ModelConfig
+from . import rows_cpu
 from .scale import Scale
 from .unit import init_rows_, rows
 
@@ -53,6 +54,15 @@ def rotate(x: Tensor, theta: float, start: int = 0) -> Tensor:
     cos, sin = rope_table(x.detach(), theta, start)
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def scaled_unit(x: Tensor, scale: Tensor) -> Tensor:
+    """Norm(x) * scale along the last axis."""
+    # ngpt_core only: begin
+    if rows_cpu.takes(x, scale):
+        return rows_cpu.norm(x, scale)
+    # ngpt_core only: end
+    return sphere.unit(x) * scale
 
 
 def document_mask(documents: Tensor) -> Tensor:
@@ -104,13 +114,15 @@ class Attention(nn.Module):
         cache: KVCache | None = None,
     ) -> Tensor:
         """h [B, T, d] -> [B, T, d]. With a cache, the T tokens follow those it holds."""
-        q = rearrange(F.linear(h, self.q_proj), "b t (h k) -> b h t k", k=self.config.head_dim)
-        k = rearrange(F.linear(h, self.k_proj), "b t (g k) -> b g t k", k=self.config.head_dim)
-        v = rearrange(F.linear(h, self.v_proj), "b t (g k) -> b g t k", k=self.config.head_dim)
+        q, k, v = (
+            rearrange(F.linear(h, W), "b t (h k) -> b t h k", k=self.config.head_dim)
+            for W in (self.q_proj, self.k_proj, self.v_proj)
+        )
         start = cache.length if cache is not None else 0
         if self.s_qk is not None:
             s_qk = self.s_qk()
-            q, k = sphere.unit(q) * s_qk, sphere.unit(k) * s_qk  # eqs. qkscaling1, qkscaling2
+            q, k = scaled_unit(q, s_qk), scaled_unit(k, s_qk)  # eqs. qkscaling1, qkscaling2
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # heads before tokens
         if self.config.rope_theta is not None:
             q, k = (rotate(x, self.config.rope_theta, start) for x in (q, k))
         if cache is not None:  # under autocast the cache keeps the precision of the weights

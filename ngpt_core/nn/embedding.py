@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from ..rehearsal import has_values
 from .unit import init_rows_, rows
 
 __all__ = ["Embedding", "check_integers", "check_tokens", "readable"]
@@ -17,7 +18,7 @@ __all__ = ["Embedding", "check_integers", "check_tokens", "readable"]
 
 def readable(x: Tensor) -> bool:
     """May a check read the values of x? Only on the CPU: on a GPU it would stall the stream; a traced graph has no values."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return has_values(x) and not torch.compiler.is_compiling()
 
 
 def check_integers(name: str, x: object) -> None:

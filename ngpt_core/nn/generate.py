@@ -41,14 +41,17 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = 
     if top_p is not None and top_p < 1:
         ordered, index = p.sort(-1, descending=True)
         before = ordered.cumsum(-1) - ordered  # total probability of the more likely tokens
-        p = p.masked_fill(torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, before >= top_p), 0.0)
+        top_p = max(top_p, torch.finfo(p.dtype).tiny)  # a smaller one would become 0 and keep nothing
+        p = p.masked_fill(
+            torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, before >= max(top_p, torch.finfo(p.dtype).tiny)), 0.0
+        )
         p = p / p.sum(-1, keepdim=True)
     return p
 
 
 def _check(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not is_count(max_new_tokens, 0):
-        raise ValueError(f"max_new_tokens must be a number of tokens >= 0; got {max_new_tokens!r}.")
+    if not is_count(max_new_tokens, 0) or max_new_tokens >= 2**63:
+        raise ValueError(f"max_new_tokens must be a number of tokens >= 0 and below 2^63; got {max_new_tokens!r}.")
     if not is_within(temperature, 0):
         raise ValueError(f"temperature must be a finite number >= 0 (0 is greedy); got {temperature!r}.")
     if top_k is not None and not is_count(top_k, 1):
@@ -100,7 +103,12 @@ def _steps(
     generator: torch.Generator | None,
 ) -> Iterator[Tensor]:
     batch, length = tokens.shape
-    cache = model.new_cache(batch, length + max_new_tokens) if use_cache and max_new_tokens else None
+    try:
+        cache = model.new_cache(batch, length + max_new_tokens) if use_cache and max_new_tokens else None
+    except RuntimeError as error:
+        if not any(word in str(error) for word in ("memory", "overflow")):
+            raise
+        raise ValueError(f"A cache for {max_new_tokens:,} new tokens does not fit into memory: ask for fewer.") from None
     done = torch.zeros(batch, dtype=torch.bool, device=tokens.device)
     read = tokens  # what the model reads next: the whole sequence, or with a cache only the tokens that it lacks
     for _ in range(max_new_tokens):

@@ -23,6 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..rehearsal import on_gpu
+from .transforms import differentiable
+
 __all__ = ["combine", "dispatch", "expert_mm", "expert_outer", "sort_by_expert"]
 
 
@@ -41,11 +44,16 @@ def _gather(y: Tensor, place: Tensor, k: int) -> Tensor:
     return y.index_select(0, place).view(-1, k, y.shape[-1]).sum(1)
 
 
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, order, place, ctx.k = inputs
+    ctx.save_for_backward(order, place)
+
+
 class _Dispatch(torch.autograd.Function):
+    setup_context = staticmethod(_keep)
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
-        ctx.k = k
-        ctx.save_for_backward(order, place)
+    def forward(x: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
         return _spread(x, order, k)
 
     @staticmethod
@@ -55,10 +63,10 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
+    setup_context = staticmethod(_keep)
+
     @staticmethod
-    def forward(ctx: Any, y: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
-        ctx.k = k
-        ctx.save_for_backward(order, place)
+    def forward(y: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
         return _gather(y, place, k)
 
     @staticmethod
@@ -80,10 +88,10 @@ def combine(y: Tensor, order: Tensor, place: Tensor, k: int) -> Tensor:
 def _one_kernel(x: Tensor, *sizes: int) -> bool:
     """Whether torch's grouped kernel supports this: bfloat16 on CUDA, sm_80 or newer, rows of a multiple of 16 bytes."""
     return (
-        x.is_cuda
+        on_gpu(x)
         and x.dtype == torch.bfloat16
         and hasattr(torch, "_grouped_mm")
-        and torch.cuda.get_device_capability(x.device) >= (8, 0)
+        and (not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (8, 0))
         and all(size % 8 == 0 for size in sizes)
     )
 
@@ -94,7 +102,7 @@ def _slices(ends: Tensor) -> list[tuple[int, int]]:
 
 
 @torch.library.custom_op("ngpt_core::expert_mm", mutates_args=())
-def expert_mm(x: Tensor, w: Tensor, ends: Tensor, transpose: bool) -> Tensor:
+def _mm(x: Tensor, w: Tensor, ends: Tensor, transpose: bool) -> Tensor:
     """[N, p] by [E, ff, d] -> [N, ff] with ``transpose`` (p = d: x_e w_e^T), else [N, d] (p = ff: x_e w_e)."""
     if _one_kernel(x, *w.shape[1:]) and len(x):
         return torch._grouped_mm(x, w.transpose(-2, -1) if transpose else w, offs=ends)
@@ -106,7 +114,7 @@ def expert_mm(x: Tensor, w: Tensor, ends: Tensor, transpose: bool) -> Tensor:
 
 
 @torch.library.custom_op("ngpt_core::expert_outer", mutates_args=())
-def expert_outer(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+def _outer(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     """[N, p], [N, r] -> [E, p, r]: a_e^T b_e. An expert without tokens gets zeros."""
     if _one_kernel(a, a.shape[1], b.shape[1]) and len(a):
         out = torch._grouped_mm(a.T, b, offs=ends)
@@ -122,12 +130,12 @@ def expert_outer(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-@expert_mm.register_fake
+@_mm.register_fake
 def _(x: Tensor, w: Tensor, ends: Tensor, transpose: bool) -> Tensor:
     return x.new_empty(x.shape[0], w.shape[1 if transpose else 2])
 
 
-@expert_outer.register_fake
+@_outer.register_fake
 def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     return a.new_empty(ends.shape[0], a.shape[1], b.shape[1])
 
@@ -147,4 +155,16 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     return grad_x, grad_w, None, None
 
 
-expert_mm.register_autograd(_backward, setup_context=_setup)
+def _setup_outer(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward_outer(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    a, b, ends = ctx.saved_tensors
+    grad = grad.contiguous()
+    grad_a = expert_mm(b, grad, ends, True) if ctx.needs_input_grad[0] else None
+    return grad_a, expert_mm(a, grad, ends, False) if ctx.needs_input_grad[1] else None, None
+
+
+expert_mm = differentiable(_mm, _backward, _setup)
+expert_outer = differentiable(_outer, _backward_outer, _setup_outer)

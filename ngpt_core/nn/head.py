@@ -26,7 +26,7 @@ from .precision import autocast
 from .scale import Scale
 from .unit import init_rows_, rows
 
-__all__ = ["Head", "PositiveScale", "backward_scale", "linear_cross_entropy", "logit_scale", "row_norms"]
+__all__ = ["Head", "PositiveScale", "backward_scale", "lgp_cross_entropy", "linear_cross_entropy", "logit_scale", "row_norms"]
 
 FORMS = ("ratio", "power")
 
@@ -143,6 +143,20 @@ def row_norms(weight: Tensor) -> tuple[Tensor, Tensor]:
     # dw_i = (b_i / s_i) (G_i - w_bar_i <w_bar_i, G_i>) + w_bar_i <w_bar_i, G_i>
     s_z = torch.linalg.vector_norm(weight, dim=-1, dtype=wide(weight.dtype))
     return sphere.unit(weight), s_z
+
+
+def lgp_cross_entropy(h: Tensor, weight: Tensor, targets: Tensor, q: float | None = 1.0, ignore_index: int = -100) -> Tensor:
+    """The loss of an ordinary output matrix with LGP, its row norms as s_z: ``row_norms`` and ``linear_cross_entropy`` in one.
+
+    A drop-in for ``F.cross_entropy(h @ weight.T, targets)``: the value is the same, the gradient that enters the network is
+    divided by the mean row norm (q = 1). Its rows keep their lengths: do not put this matrix on the sphere as well.
+
+    h: [..., d] hidden states, as the output matrix receives them.
+    weight: [V, d], as in ``row_norms``.
+    targets, q, ignore_index: as in ``linear_cross_entropy``.
+    """
+    directions, s_z = row_norms(weight)
+    return linear_cross_entropy(h, directions, targets, s_z, q, ignore_index)
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
@@ -286,7 +300,8 @@ class PositiveScale(Scale):
 class Head(nn.Module):
     """weight [V, d] and, in nGPT, s_z [V]: h [..., d] -> logits [..., V], or the loss without storing them.
 
-    GPT has no s_z and plain logits. A non-integer ``config.lgp_q`` makes s_z a ``PositiveScale``.
+    GPT has no s_z and plain logits. A non-integer ``config.lgp_q`` (or ``positive_s_z``) makes s_z a
+    ``PositiveScale``.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -297,7 +312,8 @@ class Head(nn.Module):
         self.s_z = None
         self.unit_dims = {}
         if config.normalized:
-            self.s_z = (PositiveScale if needs_positive(self.q) else Scale)(config.vocab_size, *config.scale_of("s_z"))
+            positive = needs_positive(self.q) if config.positive_s_z is None else config.positive_s_z
+            self.s_z = (PositiveScale if positive else Scale)(config.vocab_size, *config.scale_of("s_z"))
             self.unit_dims = {"weight": -1}
         self.reset_parameters()
 

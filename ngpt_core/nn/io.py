@@ -1,8 +1,9 @@
 """How is a model saved to files and loaded again?
 
-A folder holds ``model.safetensors`` (the weights and the routers' biases, nothing that runs code) and ``config.json`` (with the
-format version). Each file is written under a temporary name and then renamed, so a crash leaves the old one intact. The weights
-carry a fingerprint of their config, so files of two different models are never mixed up.
+A folder holds ``model.safetensors`` (the weights and the routers' biases, nothing that runs code), ``config.json`` (with the
+format version) and ``seal.json`` (the sha256 of both, verified by ``load``). Each file is written under a temporary name and
+then renamed, so a crash leaves the old one intact. The weights carry a fingerprint of their config, so files of two different
+models are never mixed up, even where a folder has no seal.
 """
 
 import hashlib
@@ -16,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .. import seal
 from ..config import ModelConfig
-from ..files import new_file
+from ..files import new_file, read_json
 from .model import LanguageModel, unwrap
 
 __all__ = ["CONFIG", "WEIGHTS", "load", "save"]
@@ -30,7 +32,7 @@ def _fingerprint(config: ModelConfig) -> str:
 
 
 def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> Path:
-    """Write model.safetensors and config.json into ``folder``, which is created if needed; returns the folder.
+    """Write model.safetensors, config.json and their seal into ``folder``, created if needed; returns the folder.
 
     ``state`` replaces ``model.state_dict()``: pass the gathered tensors of a sharded model. Equal models give equal files.
     """
@@ -48,6 +50,9 @@ def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] |
         # only one key: safetensors does not fix the order of several, and equal models must give equal files
         save_file(state, weights, metadata={"config": _fingerprint(model.config)})
         config.write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
+        files = {CONFIG: seal.entry(config), WEIGHTS: seal.entry(weights)}
+        files = seal.unseal(folder) | files
+    seal.seal_folder(folder, files)
     return folder
 
 
@@ -59,9 +64,10 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageMode
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}: give a folder that ngpt_core.save wrote.")
     try:
-        data = json.loads((folder / CONFIG).read_text())
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG} is not valid JSON ({error}).") from None
+        seal.check_folder(folder)
+    except seal.Damaged as error:
+        raise ValueError(f"{error}. Copy the folder again.") from None
+    data = read_json(folder / CONFIG)
     try:
         config = ModelConfig.from_dict(data)
     except ValueError as error:
@@ -99,8 +105,11 @@ def _make(folder: Path) -> None:
 
 
 def _empty(config: ModelConfig) -> LanguageModel:
-    with torch.device("meta"):
-        return LanguageModel(config)
+    try:
+        with torch.device("meta"):
+            return LanguageModel(config)
+    except (RuntimeError, OverflowError) as error:  # more numbers than torch can count
+        raise ValueError(f"No model of this config can be made: {str(error).splitlines()[0]}") from None
 
 
 def _check_dtypes(state: Mapping[str, Tensor], where: object) -> None:

@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..rehearsal import has_values, on_gpu
+from .transforms import differentiable
+
 __all__ = ["check_targets", "cross_entropy_sum", "wide"]
 
 _OP = "ngpt_core::cross_entropy_sum"
@@ -35,7 +38,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def _multiplies_halves(x: Tensor) -> bool:
     """Can this device multiply half precisions and accumulate in float32? CUDA can, if torch exposes it; elsewhere they are
     converted first (which is also faster on a CPU without half-precision units)."""
-    return x.is_cuda and x.dtype in _HALVES and "dtype_out" in torch.ops.aten.addmm.overloads()
+    return on_gpu(x) and x.dtype in _HALVES and "dtype_out" in torch.ops.aten.addmm.overloads()
 
 
 def _addmm_(out: Tensor, a: Tensor, b: Tensor, beta: int) -> None:
@@ -49,7 +52,7 @@ def _addmm_(out: Tensor, a: Tensor, b: Tensor, beta: int) -> None:
 def check_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> None:
     """ValueError for a target outside the vocabulary. Only on the CPU: elsewhere the check would stall the device, and an
     index out of range triggers a device-side assertion, as in torch's cross-entropy."""
-    if targets.device.type != "cpu":
+    if not has_values(targets):
         return
     bad = (targets != ignore_index) & ((targets < 0) | (targets >= vocab_size))
     if bad.any():
@@ -165,6 +168,6 @@ def _times(x: Tensor, g: Tensor) -> Tensor:
 
 
 # A custom operator, so that torch.compile does not trace the loop (fullgraph=True works).
-cross_entropy_sum = torch.library.custom_op(_OP, _cross_entropy_sum, mutates_args=(), schema=_SCHEMA)
-cross_entropy_sum.register_fake(_shapes)
-cross_entropy_sum.register_autograd(_backward, setup_context=_save)
+_operator = torch.library.custom_op(_OP, _cross_entropy_sum, mutates_args=(), schema=_SCHEMA)
+_operator.register_fake(_shapes)
+cross_entropy_sum = differentiable(_operator, _backward, _save)

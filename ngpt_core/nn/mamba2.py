@@ -25,11 +25,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from . import fused, mamba2_cpu
 from .scale import Scale
-from .ssd import kernel_missing, segments, ssd
+from .ssd import has_kernel, segments, ssd
 from .unit import init_rows_, rows
 
-__all__ = ["Mamba2", "Mamba2Cache", "causal_conv", "conv", "conv_kernel", "group_rms_norm"]
+__all__ = ["Mamba2", "Mamba2Cache", "causal_conv", "conv", "conv_kernel", "group_rms_norm", "inside"]
 
 
 def _slide(padded: Tensor, taps: Sequence[Tensor], length: int, y: Tensor | None = None) -> Tensor:
@@ -48,17 +49,27 @@ class _ConvSiLU(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, padded: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(padded: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         taps = weight.unbind() if keep is None else (weight[:, None, None] * keep).unbind()
         y = _slide(padded, taps, padded.shape[1] - len(taps) + 1, bias)
-        ctx.save_for_backward(padded, weight, y, keep)
-        return F.silu(y)
+        return F.silu(y), y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        padded, weight, y, keep = ctx.saved_tensors
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        padded, weight, bias, keep = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(padded, weight, bias, output[1], keep)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        padded, weight, bias, y, keep = ctx.saved_tensors
         (b, T, channels), K = grad.shape, weight.shape[0]
-        grad = torch.ops.aten.silu_backward(grad, y)
+        if torch.is_grad_enabled():  # for a second derivative y has to depend on the inputs
+            y = _slide(padded, weight.unbind() if keep is None else (weight[:, None, None] * keep).unbind(), T, bias)
+            s = torch.sigmoid(y)
+            grad = grad * (s * (1 + y * (1 - s)))
+        else:
+            grad = torch.ops.aten.silu_backward(grad, y)
         border = grad.new_zeros(b, K - 1, channels)
         taps = list(weight.flip(0).unbind())  # the gradient is the same sliding sum with the taps reversed
         if keep is not None:
@@ -83,16 +94,52 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = N
         segment = segments(documents)
         before = F.pad(segment, (K - 1, 0), value=-1)
         keep = torch.stack([before[:, k : k + T] == segment for k in range(K)])[..., None].to(wide)
-    return _ConvSiLU.apply(torch.cat([past, x], 1).to(wide), weight.to(wide), bias.to(wide), keep).to(x.dtype)
+    return _ConvSiLU.apply(torch.cat([past, x], 1).to(wide), weight.to(wide), bias.to(wide), keep)[0].to(x.dtype)
+
+
+# causal-conv1d's kernels as custom operators, which have shapes without a GPU.
+@torch.library.custom_op("ngpt_core::conv_kernel", mutates_args=())
+def _conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, seq_idx: Tensor | None) -> Tensor:
+    from causal_conv1d import causal_conv1d_fn
+
+    return causal_conv1d_fn(x.mT, weight.mT, bias, seq_idx=seq_idx, activation="silu").mT
+
+
+@torch.library.custom_op("ngpt_core::conv_kernel_backward", mutates_args=())
+def _conv_kernel_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, seq_idx: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    from causal_conv1d.cpp_functions import causal_conv1d_bwd_function as backward
+
+    dx, d_weight, d_bias, *_ = backward(x.mT, weight.mT, bias, grad.mT, seq_idx, None, None, None, False, True)
+    return dx.mT, d_weight.mT.contiguous().to(weight.dtype), d_bias.to(bias.dtype)
+
+
+@_conv_kernel.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, seq_idx: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@_conv_kernel_backward.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, seq_idx: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _conv_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *_conv_kernel_backward(grad.contiguous(), *ctx.saved_tensors), None
+
+
+_conv_kernel.register_autograd(_conv_gradients, setup_context=_save)
 
 
 def conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None = None) -> Tensor:
     """``causal_conv`` by causal-conv1d's kernel (CUDA), which needs channels last and strides that are multiples of 8."""
-    from causal_conv1d import causal_conv1d_fn
-
     x = x if x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0 else x.contiguous()
-    seq_idx = None if documents is None else segments(documents)
-    return causal_conv1d_fn(x.mT, weight.mT, bias, seq_idx=seq_idx, activation="silu").mT
+    return _conv_kernel(x, weight, bias, None if documents is None else segments(documents))
 
 
 def conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
@@ -100,9 +147,9 @@ def conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, do
 
     torch.compile gets the plain version: it fuses that into one pass, but cannot see into the kernel.
     """
-    fits = x.is_cuda and past is None and 2 <= weight.shape[0] <= 4 and x.shape[-1] % 8 == 0
+    fits = past is None and 2 <= weight.shape[0] <= 4 and x.shape[-1] % 8 == 0
     fits = fits and not torch.compiler.is_compiling()
-    if fits and not kernel_missing("causal_conv1d"):
+    if fits and has_kernel(x, "causal_conv1d"):
         return conv_kernel(x, weight, bias, documents)
     return causal_conv(x, weight, bias, past, documents)
 
@@ -112,6 +159,51 @@ def group_rms_norm(y: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor
     parts = rearrange(y, "... (g w) -> ... g w", g=groups)
     parts = F.rms_norm(parts.to(torch.promote_types(y.dtype, torch.float32)), parts.shape[-1:], eps=eps)
     return rearrange(parts, "... g w -> ... (g w)").to(y.dtype) * weight
+
+
+def inside(
+    p: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor,
+    dt_bias: Tensor,
+    A: Tensor,
+    D: Tensor,
+    norm_weight: Tensor | None,
+    documents: Tensor | None,
+    groups: int,
+    state: int,
+    chunk: int = 128,
+    dt_min: float = 0.0,
+    eps: float = 1e-5,
+    past: Tensor | None = None,
+    before: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the layer does between its two projections: p = W_in (s_mamba h) -> (y * SiLU(z), last inputs of the conv, state).
+
+    p [b, T, 2 d_inner + 2 G N + H] holds z, x, B, C, dt. ``past`` and ``before`` are the inputs of the convolution and the
+    state before the first token; None is zeros. ``mamba2_cpu.inside`` is the same function as one operator.
+    """
+    H, BC = len(D), groups * state
+    z, xBC, dt = p.split((conv_weight.shape[1] - 2 * BC, conv_weight.shape[1], H), -1)
+    last = xBC if past is None else torch.cat([past, xBC], 1)[:, xBC.shape[1] :]  # what the taps of the next tokens read
+    xBC = conv(xBC, conv_weight, conv_bias, past, documents)
+    x, B, C = xBC.split((z.shape[-1], BC, BC), -1)
+    x = rearrange(x, "b t (h p) -> b t h p", h=H)
+    B, C = (rearrange(part, "b t (g n) -> b t g n", n=state) for part in (B, C))
+    dt = F.softplus(dt.to(dt_bias.dtype) + dt_bias)
+    if dt_min > 0:
+        dt = dt.clamp_min(dt_min)
+    y, after = ssd(x, dt, A, B, C, D, before, documents, chunk)
+    y = rearrange(y, "b t h p -> b t (h p)") * F.silu(z)
+    if norm_weight is not None:  # GPT: after the gate, group by group
+        y = group_rms_norm(y, norm_weight, groups, eps)
+    return y, last, after
+
+
+def _generates(*tensors: Tensor | None) -> bool:
+    """Does nobody ask for gradients here, and no compiler trace this call?"""
+    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return not grad and not torch.compiler.is_compiling()
 
 
 class Mamba2Cache:
@@ -169,31 +261,31 @@ class Mamba2(nn.Module):
     ) -> Tensor:
         """h [b, T, d] -> [b, T, d]. With a cache, the T tokens follow those it has seen."""
         config = self.config
+        unscaled = h
         if self.s_mamba is not None:
             # scale the input so that SiLU and softplus see values of the right size
             h = h * self.s_mamba()  # sec. 3.2
-        z, xBC, dt = F.linear(h, self.in_proj).split(self.widths, -1)
-        past = None
-        if cache is not None:
-            past = cache.conv.clone()
-            cache.conv.copy_(torch.cat([past, xBC], 1)[:, xBC.shape[1] :])
-        xBC = conv(xBC, self.conv_weight, self.conv_bias, past, documents)
-        x, B, C = xBC.split((config.d_inner, *[config.groups * config.state] * 2), -1)
-        x = rearrange(x, "b t (h p) -> b t h p", p=config.mamba_head_dim)
-        B, C = (rearrange(part, "b t (g n) -> b t g n", n=config.state) for part in (B, C))
+        if config.scale_dt or self.s_mamba is None:
+            p = F.linear(h, self.in_proj)
+        else:
+            rest = self.in_proj.shape[0] - config.mamba_heads
+            p = torch.cat([F.linear(h, self.in_proj[:rest]), F.linear(unscaled, self.in_proj[rest:])], -1)
         # A_log, D and dt_bias are computed in float32, whatever the precision of the rest
         wide = torch.promote_types(h.dtype, torch.float32)
-        dt = F.softplus(dt.to(wide) + self.dt_bias.to(wide))
-        if config.dt_min > 0:
-            dt = dt.clamp_min(config.dt_min)
-        A, D = -torch.exp(self.A_log.to(wide)), self.D.to(wide)
-        before = None if cache is None else cache.state
-        y, state = ssd(x, dt, A, B, C, D, before, documents, config.chunk)
-        if cache is not None:
+        A, D, dt_bias = -torch.exp(self.A_log.to(wide)), self.D.to(wide), self.dt_bias.to(wide)
+        segment = None if documents is None else segments(documents)
+        tensors = (p, self.conv_weight, self.conv_bias, dt_bias, A, D, self.norm_weight)
+        numbers = (config.groups, config.state, config.chunk, config.dt_min, config.norm_eps)
+        if cache is None and fused.takes(mamba2_cpu.SOURCE, *tensors):
+            y = mamba2_cpu.inside(*tensors, segment, *numbers)[0]
+        elif cache is None:
+            y, _, _ = inside(*tensors, segment, *numbers)
+        elif p.shape[1] == 1 and _generates(*tensors) and fused.takes(mamba2_cpu.SOURCE, *tensors, cache.conv, cache.state):
+            y = mamba2_cpu.token(*tensors, *numbers, cache.conv, cache.state)
+        else:
+            y, conv_inputs, state = inside(*tensors, segment, *numbers, cache.conv.clone(), cache.state)
+            cache.conv.copy_(conv_inputs)
             cache.state.copy_(state)
-        y = rearrange(y, "b t h p -> b t (h p)") * F.silu(z)
-        if self.norm_weight is not None:  # GPT: after the gate, group by group
-            y = group_rms_norm(y, self.norm_weight, config.groups, config.norm_eps)
         return y @ self.out_proj
 
     def new_cache(

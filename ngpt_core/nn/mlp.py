@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from . import rows_cpu
 from .scale import Scale
 from .unit import init_rows_, rows
 
@@ -37,6 +38,10 @@ def scaled_linear(h: Tensor, W: Tensor, s: Tensor | None) -> Tensor:
 
 def relu2(u: Tensor) -> Tensor:
     """The squared ReLU of the scaled u."""
+    # ngpt_core only: begin
+    if rows_cpu.takes(u):
+        return rows_cpu.relu2(u)
+    # ngpt_core only: end
     u = F.relu(u)
     return u * u
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
@@ -23,7 +22,7 @@ from .head import Head, check_denominator
 from .mamba2 import Mamba2
 from .mlp import MLP
 from .moe import MoE
-from .residual import Aux, Residual
+from .residual import Aux, Residual, rms_norm
 from .unit import unit_axes
 
 __all__ = ["Cache", "LanguageModel", "unwrap"]
@@ -94,7 +93,7 @@ class LanguageModel(nn.Module):
         if cache is not None:
             cache.length += tokens.shape[1]
         if self.norm_weight is not None:
-            h = F.rms_norm(h, (self.config.d_model,), self.norm_weight, self.config.norm_eps)
+            h = rms_norm(h, self.norm_weight, self.config.norm_eps)
         return h, aux
 
     def forward(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> Tensor:

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from . import rows_cpu
 from .grouped import combine, dispatch, expert_mm, sort_by_expert
 from .mlp import MLP, relu2
 from .precision import autocast, full_precision
@@ -37,14 +38,19 @@ __all__ = ["Experts", "MoE", "Router", "balance_loss"]
 TINY = 1e-18  # lower bound of sums of scores, which can underflow to 0. Its gradient contains 1 / TINY^2, which fits float32
 
 
-def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
+def balance_loss(scores: Tensor, load: Tensor, top_k: int, real: Tensor | None = None) -> Tensor:
     """The sequence-wise balance loss (see the module's docstring).
 
     scores: [B, T, E]; load: [B, E], how often each expert was chosen.
+    real: [B, T], 0 for padding, which is not counted (``load`` is without it already); None: no padding.
     """
     T, E = scores.shape[1:]
-    f = load * (E / (top_k * T))
-    P = (scores / scores.sum(-1, keepdim=True).clamp_min(TINY)).mean(1)
+    shares = scores / scores.sum(-1, keepdim=True).clamp_min(TINY)
+    if real is None:
+        f, P = load * (E / (top_k * T)), shares.mean(1)
+    else:
+        counted = real.sum(1, keepdim=True).clamp_min(1).to(scores.dtype)
+        f, P = load * (E / (top_k * counted)), (shares * real[..., None]).sum(1) / counted
     return (f * P).sum(-1).mean() if len(scores) else scores.sum()  # 0 for an empty batch
 
 
@@ -143,5 +149,9 @@ class MoE(nn.Module):
     def route(self, x: Tensor, chosen: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         """Send x [n, d] to its chosen experts [n, k] and sum their outputs with the weights [n, k]."""
         order, place = sort_by_expert(chosen)
+        e = self.experts
+        hooked = e._forward_hooks or e._forward_pre_hooks  # they want the module to be called
+        if not hooked and rows_cpu.takes(x, weights, e.up, e.down):
+            return rows_cpu.experts(x, weights, e.up, e.down, None if e.s_u is None else e.s_u(), order, counts.tolist())
         y = self.experts(dispatch(x, order, place, self.top_k), counts)
         return combine(y * weights.flatten()[order, None].to(y.dtype), order, place, self.top_k)

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from .. import sphere
 from ..config import ModelConfig
+from . import rows_cpu
 from .scale import Scale
 
-__all__ = ["Aux", "Residual"]
+__all__ = ["Aux", "Residual", "rms_norm"]
 
 
 class Aux(NamedTuple):
@@ -32,12 +33,19 @@ class Aux(NamedTuple):
     """[E] float: how many tokens each expert received."""
 
 
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """RMSNorm of the last axis, times a weight for each coordinate."""
+    if weight is not None and rows_cpu.takes(x, weight):
+        return rows_cpu.norm(x, weight, eps)
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
 class Residual(nn.Module):
     """A block and its step: (h, aux) -> (h, aux), where aux is None unless the block routes."""
 
     def __init__(self, config: ModelConfig, mixer: nn.Module) -> None:
         super().__init__()
-        self.d_model, self.eps, self.abs_alpha = config.d_model, config.norm_eps, config.abs_alpha
+        self.eps, self.abs_alpha = config.norm_eps, config.abs_alpha
         self.mixer = mixer
         self.alpha = Scale(config.d_model, *config.scale_of("alpha")) if config.normalized else None
         self.norm_weight = None if config.normalized else nn.Parameter(torch.empty(config.d_model))
@@ -56,12 +64,14 @@ class Residual(nn.Module):
         """One step: the state after the block, and its router's Aux, if any."""
         x = h
         if self.alpha is None:
-            x = F.rms_norm(h, (self.d_model,), self.norm_weight, self.eps)
+            x = rms_norm(h, self.norm_weight, self.eps)
         out = self.mixer(x, documents, cache)
         out, aux = out if isinstance(out, tuple) else (out, None)
         if self.alpha is None:
             return h + out, aux
         alpha = self.alpha().abs() if self.abs_alpha else self.alpha()  # alpha in R_{>=0}
+        if rows_cpu.takes(h, out, alpha):
+            return rows_cpu.step(h, out, alpha), aux
         return sphere.step(h, sphere.unit(out), alpha), aux  # eqs. ATTNnew2, MLPnew2
 
     def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> object:

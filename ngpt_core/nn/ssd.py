@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from ..rehearsal import on_gpu, rehearsing
 from .precision import full_precision
 
 __all__ = ["kernel_missing", "segments", "ssd", "ssd_chunked", "ssd_kernels", "ssd_recurrent"]
@@ -187,6 +188,11 @@ def _chunked(
     return (y if skip is None else y + skip).to(dtype), rearrange(S, "b g n r p -> b (g r) p n")
 
 
+def has_kernel(x: Tensor, package: str) -> bool:
+    """Whether x is on a GPU with this package of CUDA kernels; a rehearsal assumes that it is installed."""
+    return on_gpu(x) and (rehearsing() or not kernel_missing(package))
+
+
 @cache
 def kernel_missing(package: str) -> bool:
     """Whether a package of CUDA kernels is missing. Warns once: plain torch on a GPU is several times slower."""
@@ -282,5 +288,5 @@ def ssd(
     """The scan by the fastest form for these tensors: (y [b, T, H, P], final state [b, H, P, N])."""
     if x.shape[1] == 1:  # one token: the recurrence is fastest
         return ssd_recurrent(x, dt, A, B, C, D, initial_state, documents)
-    form = ssd_kernels if x.is_cuda and not kernel_missing("mamba_ssm") else ssd_chunked
+    form = ssd_kernels if has_kernel(x, "mamba_ssm") else ssd_chunked
     return form(x, dt, A, B, C, D, initial_state, documents, chunk)

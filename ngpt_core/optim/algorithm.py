@@ -1,6 +1,6 @@
 """What happens to one parameter tensor in one optimizer step? Algorithm 1 and everything around it, in the paper's order.
 
-    tangent projection -> SMGC -> moments -> gate and update -> PMEN -> ASC -> Norm
+    tangent projection -> SMGC -> moments -> gate and update -> PMEN -> ASC -> Norm (-> transport of the first moment)
 
 ``update`` is the whole listing. It is pure: old values in, new values out. Where it needs a sum over a whole vector, it
 *yields* the part that this rank holds and receives the sum over the vector: ``run`` answers for vectors that are whole on a
@@ -51,7 +51,11 @@ def gate(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
     tensor([0.0000, 0.0909, 0.5000, 0.9091])
     """
     _check(a, eps_gate)
-    d = torch.as_tensor(d)
+    return gate_of(torch.as_tensor(d), a, eps_gate)
+
+
+def gate_of(d: Tensor, a: float, eps_gate: float | Tensor) -> Tensor:
+    """``gate`` as the optimizer calls it: nothing is checked."""
     gamma = torch.sigmoid(a * torch.log(sphere.widen(d) / eps_gate))  # alg. 1, line 9
     return gamma.to(torch.result_type(d, 1.0))
 
@@ -67,7 +71,7 @@ def gate_power(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
     return gamma.to(torch.result_type(d, 1.0))
 
 
-def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float) -> Tensor:
+def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float | Tensor) -> Tensor:
     """gamma * m_hat / d, finite everywhere.
 
     gamma / d = 1 / (d + eps_gate (d/eps_gate)^(1-a)): with a = 1 the denominator is
@@ -93,7 +97,7 @@ def adaptive(
     t: int | Tensor,
     beta1: float,
     beta2: float,
-    eps_gate: float,
+    eps_gate: float | Tensor,
     eps_num: float,
     a: float,
 ) -> tuple[Tensor, Tensor]:
@@ -111,7 +115,7 @@ class Rule(NamedTuple):
     decay: float | Tensor
     beta1: float
     beta2: float
-    eps_gate: float
+    eps_gate: float | Tensor  # a tensor: one number, or a column with one per tensor of a stack
     eps_num: float
     a: float
     dim: int | None = None
@@ -120,6 +124,7 @@ class Rule(NamedTuple):
     smgc: SMGC | None = None
     pmen: PMEN | None = None
     cap: float | Tensor | None = None
+    transport: str | None = None  # of m after the step: None (the paper), "project" or "parallel"
     maximize: bool = False  # the kernels negate g; ``update`` is given a g that already is
 
 
@@ -138,12 +143,14 @@ class Slot:
     key: int = 0  # PMEN's, from the name
     offset: int | None = 0  # PMEN's: position of the piece's first coordinate, None if the piece has gaps
     limit: float = math.inf  # what the gradient's magnitudes must stay below
+    eps_gate: float | Tensor | None = None  # its own threshold at this step; None: the group's number
     p: Tensor = LATER  # as the optimizer holds it (a DTensor where sharded)
     name: str = ""
     step: Tensor = LATER  # the counter in the state
     count: Any = None  # the memory of a counter on the host, as a numpy array: adding 1 to a tensor takes thirty times as long
     facts: tuple = ()  # what the plan depends on, as it was made for them
     job: Any = None  # the slot as the CPU kernel reads it
+    seal: Any = None  # of its rows (train/seals.py), which the CPU kernel compares and takes as it reads and writes them
     region: tuple[slice, ...] | None = None  # of the local piece, where w, g, m, v are a part of it
 
     def cut(self, region: tuple[slice, ...]) -> "Slot":
@@ -229,7 +236,26 @@ def update(
     # would change the last ones. A zero vector has no sphere; a candidate of zero, or one
     # beyond the range, no direction: they stay. (nan equals nothing, and goes on.)
     stays = (moved == 0) | (ww == 0) | (size == 0) | (size == math.inf)
-    return torch.where(stays, w, new / norm), m, v
+    new = torch.where(stays, w, new / norm)
+    if rule.transport is not None:
+        wm, nm, wn = yield _sums(rule.dim, w * m, new * m, w * new)
+        m = torch.where(stays & (rule.transport == "parallel"), m, carried(m, w, new, wm, nm, wn, ww, rule.transport))
+    return new, m, v
+
+
+def carried(m: Tensor, w: Tensor, new: Tensor, wm: Tensor, nm: Tensor, wn: Tensor, ww: Tensor, way: str) -> Tensor:
+    """The first moment after its vector has moved from w to the unit vector ``new``, given the four products of the three.
+
+    "project": without its part along ``new``. "parallel": turned by the rotation that takes w to ``new`` along their great
+    circle, which is the parallel transport of tangent vectors and keeps every length. The paper names it and does neither
+    (appendix B). Between antipodes there is no one great circle: m stays.
+    """
+    if way == "project":
+        return m - new * nm
+    norm = ww.sqrt()
+    c, r = wn / norm, wm / norm  # <w_bar, new> and <w_bar, m> of w_bar = w / ||w||
+    share = (r + nm) / (1 + c)
+    return torch.where(1 + c > 1e-6, m - share * (w / norm) + (2 * r - share) * new, m)
 
 
 def run(steps: Update) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..checks import is_count
 from . import sharding
-from .algorithm import Rule, gate
+from .algorithm import Rule, gate_of
 
 __all__ = ["Diagnostics"]
 
@@ -83,7 +83,7 @@ class Diagnostics:
         """Add up what ``algorithm.update`` has put into ``seen``, for one tensor or for a stack of them."""
         d, scale = seen["d"], seen["scale"]
         sums: dict[str, float | Tensor] = dict.fromkeys(_SUMS, d.new_zeros((), dtype=torch.float64))
-        sums |= {"coordinates": d.numel(), "gate": gate(d, rule.a, rule.eps_gate).sum(), "below": (d < rule.eps_gate).sum()}
+        sums |= {"coordinates": d.numel(), "gate": gate_of(d, rule.a, rule.eps_gate).sum(), "below": (d < rule.eps_gate).sum()}
         sums |= {"never": (scale == 0).sum(), "zero": (seen["raw"] == 0).sum(), "clipped": seen["clipped"].sum()}
         largest = d.new_zeros((), dtype=torch.float64)
         if rule.dim is not None:

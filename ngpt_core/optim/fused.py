@@ -13,6 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..rehearsal import on_gpu, rehearsing
 from . import fused_cpu
 from .algorithm import Rule, Slot
 
@@ -30,7 +31,7 @@ def usable(p: Tensor, grad: Tensor, unit_dim: int | None) -> str | None:
 
     A missing compiler (or Triton) is also logged, once. The other reasons follow from the user's own choices.
     """
-    if type(p) not in (Tensor, torch.nn.Parameter) or type(grad) is not Tensor:
+    if not rehearsing() and (type(p) not in (Tensor, torch.nn.Parameter) or type(grad) is not Tensor):
         return f"the kernels work on plain tensors, and this is a {type(p).__name__} with a gradient {type(grad).__name__}."
     if p.dtype not in (torch.float32, torch.bfloat16) or grad.dtype != p.dtype:
         return f"the kernels work in float32 and bfloat16, with gradients of the same dtype; here {p.dtype} and {grad.dtype}."
@@ -40,6 +41,8 @@ def usable(p: Tensor, grad: Tensor, unit_dim: int | None) -> str | None:
         return f"the kernels need the vectors along the last dimension, not along unit_dim={unit_dim} of {p.ndim} dimensions."
     if p.device != grad.device:
         return f"the parameter is on {p.device} and its gradient on {grad.device}."
+    if rehearsing():
+        return None if on_gpu(p) else "the CPU's kernel needs memory, which a rehearsal does not have."
     if p.device.type == "cpu":
         library = fused_cpu.load()
         return _log_once(library) if isinstance(library, str) else None
@@ -70,7 +73,10 @@ def fused_step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> Non
     and nothing waits for the host; where ``mask`` (one bool there) is False, nothing changes.
     """
     dense = [slot if slot.job is not None else _dense(slot) for slot in slots]
-    if slots[0].w.device.type == "cpu":
+    if rehearsing():
+        for slot in dense:
+            launch(slot.w, slot.g, slot.m, slot.v)
+    elif slots[0].w.device.type == "cpu":
         fused_cpu.step(dense, rule)
     else:
         from . import fused_triton
@@ -80,6 +86,17 @@ def fused_step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> Non
         if copy is not slot:
             slot.m.copy_(copy.m)
             slot.v.copy_(copy.v)
+
+
+@torch.library.custom_op("ngpt_core::optimizer_kernel", mutates_args=("w", "m", "v"))
+def launch(w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
+    """What a launch of the CUDA kernel reads and writes, for a rehearsal."""
+    raise NotImplementedError("only a rehearsal calls this: training launches fused_triton's kernels.")
+
+
+@launch.register_fake
+def _(w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
+    pass
 
 
 def _dense(slot: Slot) -> Slot:

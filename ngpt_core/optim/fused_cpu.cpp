@@ -6,72 +6,15 @@ is in the cache. Three sweeps over it:
     2. projection, SMGC, moments, gate: the direction z goes to a row buffer, with <w,z> and <z,z> (and PMEN, where it acts);
     3. w <- A w + B z, where the numbers A and B hold the step, weight decay, the angular cap and Norm at once.
 
-No torch header and no runtime library: a C interface that fused_cpu.py calls. The vectors are the compiler's own (GCC, Clang).
-
 Symbols: those of algorithm.py. Also
     z       the displacement without its scale: delta = step z - decay w, step = -lr / (1 - beta1^t)
     x       the gradient after projection and SMGC
     u       the part of delta that is tangent to w
 */
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <system_error>
-#include <thread>
-#include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "../simd.h"
 
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-#elif defined(__AVX__)
-constexpr int LANES = 8;
-#else
-constexpr int LANES = 4;
-#endif
-constexpr int LINE = 16;                                      // floats in a cache line
-constexpr int UNROLL = LANES * 2 > LINE ? 2 : LINE / LANES;   // independent sums: an addition waits for the one before it
 constexpr long BLOCK = 1024;                                  // coordinates that float sums may hold
 constexpr long CHUNK = 32768;                                 // coordinates that a thread takes at a time
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t mask __attribute__((vector_size(4 * LANES)));
-typedef uint32_t word __attribute__((vector_size(4 * LANES)));
-
-static inline vec root(vec x) {
-#if defined(__AVX512F__)
-    return (vec)_mm512_sqrt_ps((__m512)x);
-#elif defined(__AVX__)
-    return (vec)_mm256_sqrt_ps((__m256)x);
-#elif defined(__x86_64__)
-    return (vec)_mm_sqrt_ps((__m128)x);
-#else
-    for (int l = 0; l < LANES; l++) x[l] = std::sqrt(x[l]);
-    return x;
-#endif
-}
-
-static inline bool any(mask x) {
-#if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
-#elif defined(__AVX__)
-    return _mm256_movemask_ps((__m256)x) != 0;
-#elif defined(__x86_64__)
-    return _mm_movemask_ps((__m128)x) != 0;
-#else
-    int32_t bits = 0;
-    for (int l = 0; l < LANES; l++) bits |= x[l];
-    return bits != 0;
-#endif
-}
-
-static inline vec all(float x) { return vec{} + x; }
-static inline vec least(vec a, vec b) { return a < b ? a : b; }
-static inline vec most(vec a, vec b) { return a > b ? a : b; }
 
 /* x^p for x >= 0, to a few rounding errors: x = 2^e m with m in [sqrt(1/2), sqrt(2)), then 2^(p e + p log2 m). */
 static inline vec power(vec x, float p) {
@@ -136,7 +79,7 @@ extern "C" {
 struct Rule {  // one group at one step; fused_cpu.py has the same list
     double lr, decay, beta1, beta2, eps_gate, eps_num, a, cap, R, s_min, strength, tau, b;
     int64_t smgc_start, pmen_start, pmen_every;
-    int32_t unit, tangent, maximize, smooth, by_row;  // by_row: PMEN's reference
+    int32_t unit, tangent, maximize, smooth, by_row, transport;  // by_row: PMEN's reference; transport of m: none, project, parallel
 };
 struct Job {  // one tensor, seen as rows of d coordinates (d = 1, if it is not unit)
     void* w;
@@ -145,9 +88,23 @@ struct Job {  // one tensor, seen as rows of d coordinates (d = 1, if it is not 
     int64_t rows, d, t;
     uint64_t offset;                  // PMEN: index of the first coordinate in the full tensor
     float limit;                      // of the gradient's magnitudes
+    float eps_gate;                   // its own threshold; 0: the rule's
     uint32_t key;
     int32_t bf16;
+    int32_t* seal;                    // of the rows of w, m, v (3 times rows), or null: compared on reading, taken on writing
+    uint8_t* changed;                 // where a seal did not fit
 };
+}
+
+/* A row's seal: the sum of its words, modulo 2^32. */
+static inline int32_t words(const float* x, long n) {
+    uint32_t sum = 0;
+    for (long i = 0; i < n; i++) {
+        uint32_t word;
+        std::memcpy(&word, x + i, 4);
+        sum += word;
+    }
+    return (int32_t)sum;
 }
 
 /* What depends on t. */
@@ -172,10 +129,10 @@ enum Gate { HALF, ONE, POWER };  // a = 1/2 and eps_num > 0; a = 1; any other
 template <Gate gate> struct Moments {
     float beta1, rest1, beta2, rest2, clip, floor, clip2, floor2, root2, eps_num, eps_gate, root_gate, one_a;
 
-    Moments(const Rule& r, const Numbers& n)
+    Moments(const Rule& r, const Numbers& n, double eps)
         : beta1(r.beta1), rest1(1 - r.beta1), beta2(r.beta2), rest2(1 - r.beta2), clip(n.clip),
           floor(n.floor), clip2(0.999999 * n.clip * n.clip), floor2(n.floor * n.floor), root2(1 / std::sqrt(n.bc2)),
-          eps_num(r.eps_num), eps_gate(r.eps_gate), root_gate(std::sqrt(r.eps_gate)), one_a(1 - r.a) {}
+          eps_num(r.eps_num), eps_gate(eps), root_gate(std::sqrt(eps)), one_a(1 - r.a) {}
 
     template <class At> inline __attribute__((always_inline)) vec operator()(vec x, float* m, float* v, At at, vec& least_v) const {
         vec v0 = at.load(v, 1e30f);  // lanes beyond the row: never clipped, never the smallest
@@ -238,6 +195,33 @@ struct Cap {
     explicit Cap(double angle) : cos(std::cos(std::min(angle, M_PI))), sin(std::sin(std::min(angle, M_PI))) {}
 };
 
+/* The first moment follows its row from w to n = A w + B z (algorithm.carried). */
+static void carry(const Rule& r, long n, const float* w, const float* z, float* m, double A, double B, double ww) {
+    Sum p, q, s;
+    sweep(n, [&](long i, int u, auto at) {
+        const vec x = at.load(w + i), y = at.load(m + i), b = at.load(z + i);
+        p.lanes[u] += x * y;
+        q.lanes[u] += b * y;
+        s.lanes[u] += x * b;
+    }, p, q, s);
+    const double norm = std::sqrt(ww), nm = A * p.total + B * q.total;
+    double along = 0, ahead = nm;  // m - along w_bar - ahead n
+    if (r.transport == 2) {
+        const double c = (A * ww + B * s.total) / norm, radial = p.total / norm;
+        if (!(1 + c > 1e-6)) return;
+        along = (radial + nm) / (1 + c);
+        ahead = along - 2 * radial;
+    }
+    const float a = along / norm + ahead * A, b = ahead * B;
+    sweep(n, [&](long i, int, auto at) { at.store(m + i, at.load(m + i) - a * at.load(w + i) - b * at.load(z + i)); });
+}
+
+/* A row that keeps its place keeps its bits; only a projected first moment is projected all the same. */
+static bool stay(const Rule& r, long n, const float* w, float* m, double ww) {
+    if (r.transport == 1) carry(r, n, w, w, m, 1, 0, ww);
+    return false;
+}
+
 /* One unit row. False: it did not move, and w keeps its bits. `ahead`, `ahead_w`: how far the next row is, for prefetching.
    `moments` is a copy: what lies in memory would be read again after every store. */
 template <Gate gate>
@@ -275,7 +259,7 @@ static bool row_step(const Rule& r, const Job& j, const Numbers& now, const Mome
     if (now.noise != 0 && (r.smooth || std::sqrt(smallest) <= (float)r.tau)) perturb(r, j, now, index, w, v, z, wz, zz);
 
     const double step = -r.lr / now.bc1;
-    if (ww == 0 || ((step == 0 || zz == 0) && r.decay == 0)) return false;  // a vector of zero has no sphere to move on
+    if (ww == 0 || ((step == 0 || zz == 0) && r.decay == 0)) return stay(r, n, w, m, ww);  // a vector of zero has no sphere to move on
     // The candidate w + step z - decay w, seen from w: `across` = ||u||, `along` = its component along w / ||w||.
     const double norm = std::sqrt(ww), k = wz / ww;
     double uu = zz - wz * k;
@@ -290,7 +274,7 @@ static bool row_step(const Rule& r, const Job& j, const Numbers& now, const Mome
     }
     const double across = std::fabs(step) * std::sqrt(uu), along = norm * (1 + step * k - r.decay);
     const double length = std::sqrt(across * across + along * along);
-    if (length == 0 || length == std::numeric_limits<double>::infinity()) return false;  // no direction: zero, or beyond the range
+    if (length == 0 || length == std::numeric_limits<double>::infinity()) return stay(r, n, w, m, ww);  // no direction: zero, or beyond the range
     double A = (1 - r.decay) / length, B = step / length;  // Norm
     const double moved2 = step * step * zz - 2 * step * r.decay * wz + r.decay * r.decay * ww;
     const double rounding = 4 * std::numeric_limits<float>::epsilon();
@@ -298,6 +282,7 @@ static bool row_step(const Rule& r, const Job& j, const Numbers& now, const Mome
         B = step * cap.sin / across;  // phi > theta_max, both in [0, pi]: the point at theta_max in the same direction
         A = cap.cos / norm - B * k;   // section 2.3, ASC
     }
+    if (r.transport) carry(r, n, w, z, m, A, B, ww);
     const float A32 = A, B32 = B;
     sweep(n, [&](long i, int, auto at) { at.store(w + i, A32 * at.load(w + i) + B32 * at.load(z + i)); });
     return true;
@@ -335,7 +320,7 @@ static void narrow(const float* from, uint16_t* to, long n) {
 template <Gate gate> static void part(const Rule& r, const Job& j, const Numbers& now, long first, long last, std::vector<float>& buffer) {
     const long d = r.unit ? j.d : last - first;  // what is one row here
     if (r.unit || j.bf16) buffer.resize(3 * d);
-    const Moments<gate> moments(r, now);
+    const Moments<gate> moments(r, now, j.eps_gate > 0 ? j.eps_gate : r.eps_gate);
     float *z = buffer.data(), *w32 = z + d, *g32 = w32 + d;
     const Cap cap(r.cap);
     for (long row = first; row < last; row += r.unit ? 1 : last - first) {
@@ -348,29 +333,19 @@ template <Gate gate> static void part(const Rule& r, const Job& j, const Numbers
             widen((const uint16_t*)j.g + at, g32, d);
             g = g32;
         }
+        const float* const sealed[] = {w, m, v};
+        if (j.seal)
+            for (long k = 0; k < 3; k++)
+                if (words(sealed[k], d) != j.seal[k * j.rows + row]) j.changed[k * j.rows + row] = 1;
         bool moved = true;
         if (r.unit)
             moved = row_step<gate>(r, j, now, moments, cap, w, g, m, v, z, j.offset + at, ahead, j.bf16 ? 0 : ahead);
         else
             flat_step<gate>(r, now, moments, d, w, g, m, v);
+        if (j.seal)
+            for (long k = 0; k < 3; k++) j.seal[k * j.rows + row] = words(sealed[k], d);
         if (j.bf16 && moved) narrow(w, half, d);
     }
-}
-
-/* work(i) for i in [0, total) on several threads of our own: a second OpenMP runtime would compete with torch's. */
-template <class Work> static void share(long total, int threads, Work work) {
-    std::atomic<long> next{0};
-    auto loop = [&] {
-        std::vector<float> buffer;
-        for (long i; (i = next++) < total;) work(i, buffer);
-    };
-    std::vector<std::thread> others;
-    try {
-        for (long n = std::min<long>(threads, total); n > 1; n--) others.emplace_back(loop);
-    } catch (const std::system_error&) {
-    }  // no more threads are available: the running ones do all the work
-    loop();
-    for (auto& thread : others) thread.join();
 }
 
 /* A tensor cut into pieces of about `size` coordinates: rows [first, last) of it. */
@@ -393,6 +368,16 @@ extern "C" void ngpt_step(const Rule* r, const Job* const* jobs, int64_t count, 
     share(pieces.size(), threads, [&](long i, std::vector<float>& buffer) {
         const Piece& x = pieces[i];
         run(*r, *jobs[x.job], now[x.job], x.first, x.last, buffer);
+    });
+}
+
+/* The seals of `count` tensors with rows[i] rows of d[i] numbers, to out[i]. */
+extern "C" void ngpt_seals(const float* const* x, const int64_t* rows, const int64_t* d, int32_t* const* out, int64_t count, int32_t threads) {
+    std::vector<Piece> pieces;
+    for (long j = 0; j < count; j++) cut(pieces, j, rows[j], d[j], 4 * CHUNK);
+    share(pieces.size(), threads, [&](long i, std::vector<float>&) {
+        const Piece& p = pieces[i];
+        for (long row = p.first; row < p.last; row++) out[p.job][row] = words(x[p.job] + row * d[p.job], d[p.job]);
     });
 }
 

@@ -28,6 +28,7 @@ from .pmen import _mix
 MAX_ROW = 16384  # coordinates of a row that fit in one program's registers
 _CHUNK = 1024  # coordinates of a program where there are no rows
 _HALF, _ONE, _POWER = 0, 1, 2  # the gate: a = 1/2, a = 1, any other
+_WAYS = (None, "project", "parallel")  # Rule.transport, by number
 
 
 @triton.jit
@@ -48,8 +49,8 @@ def _correction(t, log_beta):  # type: ignore[no-untyped-def]  # Triton types it
 
 @triton.jit
 def _moments(  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
-    x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, eps_gate, eps_num, one_a,
-    CLIP: tl.constexpr, GATE: tl.constexpr,
+    x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, EPS, eps_num, one_a,
+    CLIP: tl.constexpr, GATE: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
     """SMGC, the moments and the gate: (gamma m_hat / d, m, v)."""
     if CLIP:
@@ -59,6 +60,7 @@ def _moments(  # type: ignore[no-untyped-def]  # Triton types it, and reads anno
     m = tl.where(rest1 < 0.5, m + rest1 * (x - m), x - (1 - rest1) * (x - m))  # alg. 1, line 4: the larger part as it is
     v = beta2 * v + rest2 * (x * x)  # alg. 1, line 5
     d = tl.sqrt_rn(v / bc2) + eps_num  # alg. 1, lines 7 and 8
+    eps_gate = tl.load(EPS).to(tl.float32) if OWN else EPS
     if GATE == 1:
         whole = d + eps_gate  # app. A: d + eps_gate (d / eps_gate)^(1-a)
     elif GATE == 0:
@@ -86,8 +88,8 @@ def row_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads an
     BC1, BC2, FLOOR, log_beta1, log_beta2, rest1, beta2, rest2, eps_gate, eps_num, one_a, C_R, s_min, smgc_start,
     noise, tau, b, pmen_start, pmen_every, key, offset_low, offset_high, d,
     BLOCK: tl.constexpr, COUNTER: tl.constexpr, DEVICE: tl.constexpr, MASKED: tl.constexpr, TANGENT: tl.constexpr,
-    CLIP: tl.constexpr, GATE: tl.constexpr, NOISE: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr,
-    MAXIMIZE: tl.constexpr,
+    CLIP: tl.constexpr, GATE: tl.constexpr, OWN: tl.constexpr, NOISE: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr,
+    TRANSPORT: tl.constexpr, MAXIMIZE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * d
     W, G, M, V = W + first, G + first, M + first, V + first
@@ -107,7 +109,7 @@ def row_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads an
     if TANGENT:
         x = x - w * (tl.sum(w * x, 0) / tl.maximum(ww, 1e-12))  # app. B
     direction, m, v = _moments(
-        x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, eps_gate, eps_num, one_a, CLIP, GATE
+        x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, eps_gate, eps_num, one_a, CLIP, GATE, OWN
     )
     delta = -lr * direction  # alg. 1, line 10
 
@@ -144,6 +146,14 @@ def row_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads an
         new = tl.where(over, (cos / norm) * w + (sin / across) * u, new)  # section 2.3, ASC
     new = tl.where(tl.sum(tl.abs(whole), 0) * length == 0, w, new)  # what did not move keeps its bits; zero has no direction
     new = tl.where((ww == 0) | (length == float("inf")), w, new)
+    if TRANSPORT == 1:  # algorithm.carried
+        m = m - new * tl.sum(new * m, 0)
+    if TRANSPORT == 2:
+        c = tl.sum(w * new, 0) / norm
+        r = tl.sum(w * m, 0) / norm
+        share = (r + tl.sum(new * m, 0)) / (1 + c)
+        moved = (tl.sum(tl.abs(whole), 0) * length != 0) & (ww > 0) & (length != float("inf")) & (1 + c > 1e-6)
+        m = tl.where(moved, m - share * (w / norm) + (2 * r - share) * new, m)
     go = inside
     if MASKED:
         go = at < tl.where(tl.load(MASK) != 0, d, 0)
@@ -157,7 +167,7 @@ def flat_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads a
     W, G, M, V, T, LR, DECAY, MASK,
     BC1, BC2, FLOOR, log_beta1, log_beta2, rest1, beta2, rest2, eps_gate, eps_num, one_a, C_R, s_min, smgc_start, n,
     BLOCK: tl.constexpr, COUNTER: tl.constexpr, DEVICE: tl.constexpr, MASKED: tl.constexpr,
-    CLIP: tl.constexpr, GATE: tl.constexpr, MAXIMIZE: tl.constexpr,
+    CLIP: tl.constexpr, GATE: tl.constexpr, OWN: tl.constexpr, MAXIMIZE: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
@@ -171,7 +181,7 @@ def flat_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads a
     if MAXIMIZE:
         x = -x
     direction, m, v = _moments(
-        x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, eps_gate, eps_num, one_a, CLIP, GATE
+        x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, eps_gate, eps_num, one_a, CLIP, GATE, OWN
     )
     delta = -(lr * direction + decay * w)  # alg. 1, line 10
     go = inside
@@ -230,8 +240,9 @@ def step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> None:
                 clip, pmen = smgc is not None and t - 1 >= smgc.start, pmen if pmen and pmen.due(t) else None
                 floor = math.sqrt(1 - beta2 ** (t - 1)) * s_min
                 key, counter = _mix(key ^ _mix(t & 0xFFFFFFFF)), False
-            shared = (bc1, bc2, floor, *logs, 1 - beta1, beta2, 1 - beta2, rule.eps_gate, rule.eps_num, 1 - rule.a, *limits)
-            flags = dict(COUNTER=counter, CLIP=clip, **common)
+            eps_gate = rule.eps_gate if slot.eps_gate is None else _here(slot.eps_gate, device)
+            shared = (bc1, bc2, floor, *logs, 1 - beta1, beta2, 1 - beta2, eps_gate, rule.eps_num, 1 - rule.a, *limits)
+            flags = dict(COUNTER=counter, CLIP=clip, OWN=isinstance(eps_gate, Tensor), **common)
             if rule.dim is None:
                 grid = (triton.cdiv(w.numel(), _CHUNK),)
                 flat_kernel[grid](w, g, m, v, t, *numbers[:2], mask, *shared, w.numel(), BLOCK=_CHUNK, **flags)
@@ -246,7 +257,7 @@ def step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> None:
             row_kernel[(w.numel() // d,)](
                 w, g, m, v, t, *numbers, mask, *shared, noise, tau, b, start, every, _signed(key), _signed(offset),
                 _signed(offset >> 32), d, BLOCK=BLOCK, TANGENT=rule.tangent, NOISE=pmen is not None, SMOOTH=smooth,
-                CAP=cap is not None, num_warps=warps(BLOCK), **flags,
+                CAP=cap is not None, TRANSPORT=_WAYS.index(rule.transport), num_warps=warps(BLOCK), **flags,
             )  # fmt: skip
 
 

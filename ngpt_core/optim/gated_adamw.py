@@ -4,9 +4,9 @@ The mathematics is in ``algorithm.py`` (Algorithm 1 and its order), which calls 
 This file is the shell: groups, state, and what a training loop expects of an optimizer. ``paths.py`` plans a group's steps.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from typing import TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import checks
 from . import groups as rules
 from .algorithm import gate, gate_power
+from .auto_gate import AutoGate, Gate, set_gates
 from .diagnostics import Diagnostics
 from .nonfinite import Watch, capturing
 from .paths import Plan, check_written, step_group
@@ -36,7 +37,9 @@ class GatedAdamW(torch.optim.Optimizer):
     The formula is written with ``decay="eta"``; by default lambda is multiplied by lr. With ``a=1, eps_num=0, eps_gate=eps,
     unit_dim=None`` it is ``torch.optim.AdamW`` with that eps and the same lr, betas and weight_decay (the defaults differ), to
     rounding: the fused step adds the decay to the update, where torch multiplies by 1 - lr lambda first.
-    Every keyword except ``nonfinite`` is also a key of a parameter group.
+    Every argument except ``params`` and ``nonfinite`` is also a key of a parameter group. Keys of others, such as a scheduler's
+    ``initial_lr`` or timm's ``lr_scale``, are kept as they are; one that is nearly ours (``unit_dm``) is a ValueError.
+    Everything after ``betas`` is passed by name, since AdamW's fourth argument is another one.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> weights = model.parameters()
@@ -50,17 +53,23 @@ class GatedAdamW(torch.optim.Optimizer):
             from the order in which parameters were added.
         lr: alpha_t = alpha eta_t, the learning rate that a scheduler writes. A float, or a tensor of one number.
         betas: beta_1 and beta_2.
-        eps_gate, eps_num, a: the gate's threshold, the numerical constant inside d, the gate's sharpness.
+        eps_gate, eps_num, a: the gate's threshold, the numerical constant inside d, the gate's sharpness. ``eps_gate`` may
+            also be a function of (t, group) that returns a number, or ``AutoGate(...)`` ("auto": its defaults), a quantile of
+            sqrt(v_hat) for each tensor; the paper uses neither.
         weight_decay: lambda.
         decay: "lr": lambda is multiplied by lr, as torch's AdamW does. "eta": the paper's Algorithm 1, lambda eta_t with
             eta_t = lr / alpha; alpha is the group's lr when it was added, kept under the group key ``alpha``.
         unit_dim: the dimension along which the group's vectors are points of the sphere (-1: the rows of a matrix). They
             are normalized when the group is added and after every step. None: coordinates without geometry; ``tangent``,
-            ``pmen`` and ``cap`` are then ignored.
+            ``pmen`` and ``cap`` are then ignored. A tensor of one dimension, such as a bias, is only accepted in a group of
+            such tensors with its own ``unit_dim``.
         tangent: Pre-Moment Tangent Projection (appendix B).
         smgc: Second-Moment Growth Clipping, ``SMGC(...)`` or None. Acts on every coordinate, unit or not.
         pmen: Post-Moment Exploration Noise, ``PMEN(...)`` or None.
         cap: the Angular Step Cap in radians, or None. A schedule writes it as it writes ``lr``.
+        transport: what happens to the first moment of a unit vector after the vector has moved. None: nothing, the paper's.
+            "project": its part along the new vector is removed. "parallel": it is carried along the great circle of the
+            step, as in Riemannian Adam (appendix B names that).
         nonfinite: what a gradient with nan or inf does: "raise" a ValueError that names it, "skip" the step and count it in
             ``optimizer.skipped``, or "off". The same holds for a gradient so large that its square could overflow, and v with
             it forever (1.8e19 in float32; with ``tangent``, divided by 1 + the root of the rows' length). On an accelerator
@@ -79,13 +88,17 @@ class GatedAdamW(torch.optim.Optimizer):
 
     _building = False  # while the constructor adds groups: none is normalized before all are checked
     _plans: list[Plan] = []  # noqa: RUF012  one per group, replaced as a whole; a copy of the optimizer makes its own
+    _inherited: list[bool] = []  # noqa: RUF012  likewise: which of the constructor's groups have no unit_dim of their own
+
+    seals: Mapping[Tensor, Any] = {}
 
     def __init__(
         self,
         params: Iterable,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.975, 0.975),
-        eps_gate: float = 1e-8,
+        *,
+        eps_gate: float | str | AutoGate | Gate = 1e-8,
         eps_num: float = 1e-14,
         a: float = 0.5,
         weight_decay: float = 0.0,
@@ -95,21 +108,24 @@ class GatedAdamW(torch.optim.Optimizer):
         smgc: SMGC | None = None,
         pmen: PMEN | None = None,
         cap: float | Tensor | None = None,
+        transport: str | None = None,
         nonfinite: str = "raise",
-        *,
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
         fused: bool | None = None,
+        **unknown: NoReturn,
     ):
+        rules.check_arguments(unknown)
         self._watch = Watch(nonfinite)
         self.diagnostics: Diagnostics | None = None
         defaults = dict(lr=lr, betas=betas, eps_gate=eps_gate, eps_num=eps_num, a=a, weight_decay=weight_decay, decay=decay,
-                        unit_dim=unit_dim, tangent=tangent, smgc=smgc, pmen=pmen, cap=cap, maximize=maximize, foreach=foreach,
-                        capturable=capturable, fused=fused)  # fmt: skip
+                        unit_dim=unit_dim, tangent=tangent, smgc=smgc, pmen=pmen, cap=cap, transport=transport,
+                        maximize=maximize, foreach=foreach, capturable=capturable, fused=fused)  # fmt: skip
         self._building = True
         super().__init__(params, defaults)
         self._building = False
+        rules.check_biases(self.param_groups, self._inherited)
         found = [rules.sizes(group, first) for group, first in zip(self.param_groups, self._firsts())]
         for group, sizes in zip(self.param_groups, found):
             rules.normalize(group, sizes)
@@ -125,6 +141,7 @@ class GatedAdamW(torch.optim.Optimizer):
         return self._watch.skipped
 
     def add_param_group(self, param_group: dict) -> None:
+        inherited = isinstance(param_group, dict) and "unit_dim" not in param_group  # it will be the constructor's
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -134,8 +151,13 @@ class GatedAdamW(torch.optim.Optimizer):
             rules.check(group, first)
             if group["unit_dim"] is not None:
                 group["unit_dim"] = int(group["unit_dim"])  # a state with numpy's integers could not be loaded
+            if isinstance(group["eps_gate"], str):  # "auto", as checked
+                group["eps_gate"] = AutoGate()
             rules.check_names(self.param_groups)
-            if not self._building:
+            if self._building:
+                self._inherited = [*self._inherited, inherited]
+            else:
+                rules.check_biases(self.param_groups, [False] * (len(self.param_groups) - 1) + [inherited])
                 rules.normalize(group, rules.sizes(group, first))
         except ValueError:
             self.param_groups.pop()  # as before
@@ -175,6 +197,8 @@ class GatedAdamW(torch.optim.Optimizer):
             fits = i < len(old) and old[i].refresh(group, first, self.state)
             self._plans.append(old[i] if fits else Plan(group, first, self.state))
         slots = [slot for plan in self._plans for slot in plan.slots]
+        for slot in slots:
+            slot.seal = self.seals.get(slot.p)
         go = self._watch.look(slots)
         if go is False:
             return
@@ -182,6 +206,8 @@ class GatedAdamW(torch.optim.Optimizer):
         probe = self.diagnostics if self.diagnostics is not None and self.diagnostics.begin() else None
         work = list(zip(self.param_groups, self._plans))
         routes = [plan.routes(group, mask is not None, probe is not None) for group, plan in work]  # errors come before changes
+        for group, plan in sorted(work, key=lambda one: isinstance(one[0]["eps_gate"], AutoGate)):  # functions may fail
+            set_gates(group, plan.slots, self.state)
         for group, plan in work:
             plan.count(group, self.state, mask)
         self._watch.counted()
@@ -203,6 +229,7 @@ class GatedAdamW(torch.optim.Optimizer):
         return packed | ({"skipped": self.skipped} if self.skipped else {})
 
     def load_state_dict(self, state_dict: dict) -> None:
+        rules.check_saved(state_dict)
         self._watch.settle()
         saved, moved = state_dict["param_groups"], {}
         if len(saved) == len(self.param_groups):  # otherwise torch's own error explains
@@ -231,7 +258,7 @@ class GatedAdamW(torch.optim.Optimizer):
         for i, found in moved.items():
             rules.normalize(self.param_groups[i], found)
         # torch casts the state to the parameter's dtype; in half precision the moments would lose digits
-        for _, p, key, moment in moments:
+        for _, p, key, moment in [*moments, *((n, p, "eps_gate", e["eps_gate"]) for n, p, e in kept if "eps_gate" in e)]:
             if p.dtype in (torch.bfloat16, torch.float16):
                 self.state[p][key] = moment.to(device=p.device, dtype=torch.float32, copy=True)
         for group in self.param_groups:

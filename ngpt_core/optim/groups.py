@@ -4,19 +4,21 @@ An error comes before anything is changed, with the rule, the value received and
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 
 import torch
 from torch import Tensor
 
-from ..checks import LEAST_DIVISOR, is_integer, is_number, is_within
+from ..checks import LEAST_DIVISOR, is_count, is_integer, is_number, is_within
 from ..sphere import widen
 from . import sharding
+from .auto_gate import AutoGate
 from .pmen import PMEN
 from .smgc import SMGC
 
-_SETTINGS = {"smgc": SMGC, "pmen": PMEN}
+_SETTINGS = {"smgc": SMGC, "pmen": PMEN, "eps_gate": AutoGate}
+_FUNCTION = "function"  # an eps_gate of a saved state: the function itself is not saved
 
 
 def check(group: dict, first: int = 0) -> None:
@@ -35,10 +37,11 @@ def check(group: dict, first: int = 0) -> None:
     positive("lr", "Usual: 0.24/sqrt(d_model) for unit rows.", zero=True)
     two = isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
     rule(two, f"betas must be two numbers in [0, 1), got {betas!r}. Paper: (0.975, 0.975).")
+    gate = group["eps_gate"]
     rule(
-        is_within(group["eps_gate"], LEAST_DIVISOR),
-        f"eps_gate must be a finite number >= {LEAST_DIVISOR}, got {group['eps_gate']!r}. It is the gate's threshold; the "
-        "paper uses 1e-8.",
+        is_within(gate, LEAST_DIVISOR) or isinstance(gate, AutoGate) or callable(gate) or _is(gate, "auto"),
+        f"eps_gate must be a finite number >= {LEAST_DIVISOR}, 'auto', AutoGate(...) or a function of (t, group), got "
+        f"{gate!r}. It is the gate's threshold; the paper uses 1e-8.",
     )
     positive("eps_num", "The paper uses 1e-14.", zero=True)
     positive("a", "It is the gate's sharpness; the paper uses 0.5, and 1 is Adam's gate.")
@@ -54,11 +57,14 @@ def check(group: dict, first: int = 0) -> None:
     )
     angle = cap is None or (is_number(cap) and float(cap) >= 0)
     rule(angle, f"cap, the largest angle of a step in radians, must be a number >= 0 or None, got {cap!r}.")
+    way = group["transport"]
+    known = way is None or _is(way, "project") or _is(way, "parallel")
+    rule(known, f"transport of the first moment must be None, 'project' or 'parallel', got {way!r}.")
     for name in ("tangent", "maximize", "capturable", "foreach", "fused"):
         free = name in ("foreach", "fused")
         fits = isinstance(group[name], bool) or (free and group[name] is None)
         rule(fits, f"{name} must be True or False{' or None' if free else ''}, got {group[name]!r}.")
-    for name, kind in _SETTINGS.items():
+    for name, kind in (("smgc", SMGC), ("pmen", PMEN)):
         value = group[name]
         rule(value is None or isinstance(value, kind), f"{name} must be {kind.__name__}(...) or None, got {value!r}.")
     rule(dim is None or is_integer(dim), f"unit_dim must be an integer or None, got {dim!r}.")
@@ -73,14 +79,70 @@ def check(group: dict, first: int = 0) -> None:
             rule(not p.is_meta, f"{name!r} is on the meta device and has no values to normalize. Materialize the model first.")
 
 
-def check_keys(group: dict) -> None:
-    """Keys that look useful and would have no effect."""
+def _is(x: object, text: str) -> bool:
+    """x == text, where x may be a tensor, which compares its numbers."""
+    return isinstance(x, str) and x == text
+
+
+_KEYS = (
+    "lr", "betas", "eps_gate", "eps_num", "a", "weight_decay", "decay", "unit_dim", "tangent", "smgc", "pmen", "cap",
+    "transport", "maximize", "foreach", "capturable", "fused", "nonfinite", "params", "param_names",
+    "alpha", "peak_lr", "peak_cap", "warmup",  # the last three are the schedule's
+)  # fmt: skip
+
+
+def check_keys(group: Mapping) -> None:
+    """Keys that look useful and would have no effect. Other people's keys are theirs."""
+    for key in group.keys() - set(_KEYS):
+        if meant := next((own for own in _KEYS if _nearly(key, own)), None):
+            raise ValueError(
+                f"GatedAdamW: {key!r} is not a key of a parameter group; {meant!r} is. Correct it, or rename a key of your own "
+                "that only looks like it."
+            )
     for key, instead in (
         ("eps", "AdamW's eps is two numbers here: eps_gate, the gate's threshold (with a=1 it is AdamW's eps), and eps_num."),
         ("nonfinite", "It applies to all groups: pass it to the constructor."),
     ):
         if key in group:
             raise ValueError(f"GatedAdamW: {key} is not a key of a parameter group; got {group[key]!r}. {instead}")
+
+
+def _nearly(key: object, own: str) -> bool:
+    """Whether a key differs from one of ours in one letter, in two that changed places, or in case and underscores."""
+    if not isinstance(key, str) or len(key) < 4 or len(own) < 3:
+        return False
+    bare = [x.replace("_", "").replace("-", "").lower() for x in (key, own)]
+    n = next((i for i, (x, y) in enumerate(zip(key, own)) if x != y), min(len(key), len(own)))
+    a, b = key[n:], own[n:]
+    swapped = a[:2] == b[:2][::-1] and a[2:] == b[2:]
+    return bare[0] == bare[1] or swapped or a[1:] == b or a == b[1:] or a[1:] == b[1:]
+
+
+def check_arguments(unknown: Mapping) -> None:
+    """Arguments that the constructor does not have."""
+    check_keys({key: value for key, value in unknown.items() if key == "eps"})
+    for key in unknown:
+        meant = next((f": did you mean {own}?" for own in _KEYS if _nearly(key, own)), ".")
+        raise TypeError(f"GatedAdamW has no argument {key!r}{meant}")
+
+
+def check_biases(groups: list[dict], inherited: list[bool]) -> None:
+    """A tensor of one dimension on the sphere must have been asked for: by a group of such tensors with its own ``unit_dim``.
+
+    ``inherited``: for each group, whether its ``unit_dim`` is the constructor's.
+    """
+    matrices = [any(p.ndim > 1 for p in group["params"]) for group in groups]
+    first = 0
+    for group, default, mixed in zip(groups, inherited, matrices):
+        if group["unit_dim"] is not None and (mixed or (default and any(matrices))):
+            for name, p in named_parameters(group, first):
+                if p.ndim == 1:
+                    raise ValueError(
+                        f"GatedAdamW: {name!r} has one dimension ({len(p)} numbers), like a bias or the weight of a norm, and "
+                        f"unit_dim={group['unit_dim']} would make it one unit vector. Put such tensors into a group with "
+                        "unit_dim=None; if you want unit vectors, give them a group of their own with this unit_dim."
+                    )
+        first += len(group["params"])
 
 
 def check_names(groups: list[dict]) -> None:
@@ -98,10 +160,33 @@ def check_names(groups: list[dict]) -> None:
             seen.add(name)
 
 
-def check_state(state: dict) -> None:
+def check_saved(state_dict: object) -> None:
+    """The form of a state_dict: groups with their parameters' numbers (torch's checkpoints: names), a dictionary for each."""
+    saved: Mapping = state_dict if isinstance(state_dict, Mapping) else {}
+    groups, state = saved.get("param_groups"), saved.get("state")
+    if not (
+        isinstance(groups, list | tuple)
+        and all(isinstance(group, Mapping) and isinstance(group.get("params"), list | tuple) for group in groups)
+        and all(is_integer(n) or isinstance(n, str) for group in groups for n in group["params"])
+        and isinstance(state, Mapping)
+        and all(isinstance(entry, Mapping) for entry in state.values())
+        and is_count(saved.get("skipped", 0), 0)
+    ):
+        raise ValueError(
+            "GatedAdamW: a state is a dictionary as state_dict() returns it: param_groups, a list of groups with params, and "
+            f"state, a dictionary for each parameter; got {str(state_dict)[:80]!r}."
+        )
+
+
+def check_state(state: Mapping) -> None:
     """The saved state must come from (Gated)AdamW: a counter and two moments for each parameter that has a state."""
     wanted, extra = {"exp_avg", "exp_avg_sq", "step"}, "max_exp_avg_sq"
     for i, entry in state.items():
+        for key in ("exp_avg", "exp_avg_sq"):
+            if not isinstance(moment := entry.get(key, torch.zeros(1)), Tensor) or not moment.is_floating_point():
+                raise ValueError(f"GatedAdamW: {key} of parameter {i} must be a floating-point tensor; got {moment!r:.80}.")
+        if not (is_count(step := entry.get("step", 0), 0) and step < 2**53):  # a float holds it exactly
+            raise ValueError(f"GatedAdamW: step of parameter {i} is a number of updates >= 0; got {entry['step']!r:.80}.")
         if entry and not (wanted <= entry.keys() and extra not in entry):
             raise ValueError(
                 f"GatedAdamW: the state of a parameter must have {', '.join(sorted(wanted))}, as AdamW's does, and no {extra} "
@@ -190,7 +275,8 @@ def normalize(group: dict, found: list[Tensor]) -> None:
 
 def pack(group: dict) -> dict:
     """The group as plain numbers, strings and dicts, which torch.load reads with weights_only=True."""
-    return {k: asdict(v) if isinstance(v, (SMGC, PMEN)) else v for k, v in group.items()}
+    plain = {k: asdict(v) if isinstance(v, (SMGC, PMEN, AutoGate)) else v for k, v in group.items()}
+    return plain | ({"eps_gate": _FUNCTION} if callable(group.get("eps_gate")) else {})
 
 
 def unpack(saved: dict, own: dict) -> dict:
@@ -201,11 +287,18 @@ def unpack(saved: dict, own: dict) -> dict:
     foreign = ("eps",) if "eps_gate" in saved else ("eps", "foreach", "fused", "capturable")
     group = {k: v for k, v in own.items() if k not in ("params", "param_names")}
     group |= {k: v for k, v in saved.items() if k not in foreign}
+    if _is(group["eps_gate"], _FUNCTION):
+        group["eps_gate"] = own["eps_gate"]
+        if not callable(own["eps_gate"]):
+            raise ValueError(
+                "GatedAdamW: the state is from a group with a function as its eps_gate, which a state cannot hold, and this "
+                f"group has eps_gate={own['eps_gate']!r}. Build the optimizer with that function."
+            )
     return {k: _setting(k, v) if k in _SETTINGS and isinstance(v, dict) else v for k, v in group.items()}
 
 
-def _setting(name: str, values: dict) -> SMGC | PMEN:
-    kind = _SETTINGS[name]
+def _setting(name: str, values: dict) -> SMGC | PMEN | AutoGate:
+    kind: type[SMGC] | type[PMEN] | type[AutoGate] = _SETTINGS[name]
     if unknown := values.keys() - {f.name for f in fields(kind)}:
         raise ValueError(f"GatedAdamW: the state's {name} has keys that {kind.__name__} does not have: {', '.join(unknown)}.")
     return kind(**values)

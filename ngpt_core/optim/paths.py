@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from . import fused, groups, sharding
+from ..rehearsal import on_cpu, rehearsing
+from . import auto_gate, fused, groups, sharding
 from .algorithm import LATER, Rule, Slot, Update, run, update
 from .diagnostics import Diagnostics
 from .pmen import key as pmen_key
@@ -53,7 +54,7 @@ class Plan:
 
     @staticmethod
     def _settings_of(group: dict, first: int) -> tuple:
-        return first, len(group["params"]), tuple(group.get("param_names") or ()), *_SETTINGS(group)
+        return first, len(group["params"]), tuple(group.get("param_names") or ()), type(group["eps_gate"]), *_SETTINGS(group)
 
     @staticmethod
     def _take(slot: Slot, grad: Tensor | None, state: Mapping[Tensor, dict]) -> tuple:
@@ -72,8 +73,8 @@ class Plan:
             w, g, m, v = sharding.local(p), sharding.local_grad(p, grad), sharding.local(m), sharding.local(v)
         slot.w, slot.g, slot.m, slot.v, slot.step = w, g, m, v, step
         return (
-            type(p), w.data_ptr(), w.dtype, w.shape, w.is_contiguous(), type(g), g.dtype, g.device, g.is_contiguous(),
-            m.data_ptr(), m.dtype, m.is_contiguous(), v.data_ptr(), v.dtype, v.is_contiguous(), step.data_ptr(),
+            type(p), _address(w), w.dtype, w.shape, w.is_contiguous(), type(g), g.dtype, g.device, g.is_contiguous(),
+            _address(m), m.dtype, m.is_contiguous(), _address(v), v.dtype, v.is_contiguous(), _address(step),
         )  # fmt: skip
 
     def _learn(self, slot: Slot, state: Mapping[Tensor, dict]) -> None:
@@ -106,6 +107,8 @@ class Plan:
                 step = torch.zeros((), dtype=torch.float32, device=slot.w.device if group["capturable"] else "cpu")
                 state[slot.p] = {"step": step} | {x: torch.zeros_like(slot.p, dtype=dtype) for x in ("exp_avg", "exp_avg_sq")}
                 self._learn(slot, state)
+                if isinstance(group["eps_gate"], auto_gate.AutoGate):
+                    slot.eps_gate = state[slot.p]["eps_gate"] = auto_gate.first(slot)
         if group["capturable"] and self.slots:
             torch._foreach_add_([slot.step for slot in self.slots], 1 if mask is None else mask)
         for slot in self.slots:
@@ -151,16 +154,23 @@ class Plan:
         return fused.usable(slot.w, slot.g, group["unit_dim"])
 
 
-def rule_of(group: dict, p: Tensor) -> Rule:
-    """The group's numbers at this step, for a parameter of p's shape."""
-    dim, lr = group["unit_dim"], group["lr"]
+def _address(x: Tensor) -> int:
+    return 0 if rehearsing() else x.data_ptr()
+
+
+def rule_of(group: dict, bucket: list[Slot]) -> Rule:
+    """The group's numbers at this step, for slots of one shape."""
+    dim, lr, p, eps_gate = group["unit_dim"], group["lr"], bucket[0].p, bucket[0].eps_gate
+    if isinstance(eps_gate, Tensor) and len(bucket) > 1:  # a column, as ``_update`` stacks the tensors
+        eps_gate = torch.stack([slot.eps_gate for slot in bucket]).reshape(-1, *(1,) * p.ndim)  # type: ignore[misc]  # tensors, as the first
     eta = lr if group["decay"] == "lr" else lr / group["alpha"]
     return Rule(
         lr=_scalar(lr), decay=_scalar(eta * group["weight_decay"]), beta1=group["betas"][0], beta2=group["betas"][1],
-        eps_gate=group["eps_gate"], eps_num=group["eps_num"], a=group["a"], tangent=group["tangent"], smgc=group["smgc"],
+        eps_gate=group["eps_gate"] if eps_gate is None else eps_gate, eps_num=group["eps_num"], a=group["a"],
+        tangent=group["tangent"], smgc=group["smgc"],
         dim=None if dim is None else dim % p.ndim - p.ndim, length=1 if dim is None else p.shape[dim],
         pmen=None if dim is None else group["pmen"], cap=None if dim is None else _scalar(group["cap"]),
-        maximize=group["maximize"],
+        transport=None if dim is None else group["transport"], maximize=group["maximize"],
     )  # fmt: skip
 
 
@@ -195,10 +205,10 @@ def step_group(index: int, group: dict, routes: Routes, mask: Tensor | None, pro
     """One step of one group, in place. ``mask``: a bool on the device; where it is False, nothing changes."""
     fast, plain = routes
     for slots in fast.values():
-        fused.fused_step(slots, rule_of(group, slots[0].p), mask)
+        fused.fused_step(slots, rule_of(group, slots[:1]), mask)
     for over, members in plain.items():
         for batch in _batches(group, members, together=bool(over)):
-            rules = [rule_of(group, bucket[0].p) for bucket in batch]
+            rules = [rule_of(group, bucket) for bucket in batch]
             seens: list[dict[str, Tensor] | None] = [None if probe is None else {} for _ in batch]
             updates = [_update(*one) for one in zip(batch, rules, seens)]
             results = sharding.run_split(updates, over) if over else map(run, updates)
@@ -225,7 +235,7 @@ def _batches(group: dict, slots: list[Slot], together: bool) -> Iterator[list[li
     def extent(slot: Slot) -> list[int]:
         return [slot.p.shape[i] if dim is not None and i == dim % slot.p.ndim else n for i, n in enumerate(slot.w.shape)]
 
-    least = _LEAST if slots[0].w.device.type == "cpu" else _ELSEWHERE
+    least = _LEAST if on_cpu(slots[0].w) else _ELSEWHERE
     budget = max(least, int(_SHARE * max(math.prod(extent(slot)) for slot in slots)))
     buckets: dict[object, list[list[Slot]]] = defaultdict(list)
     for slot in slots:
@@ -233,7 +243,7 @@ def _batches(group: dict, slots: list[Slot], together: bool) -> Iterator[list[li
             piece = slot if region is None else slot.cut(region)
             w, stack = piece.w, group["foreach"]
             if stack is None:
-                stack = w.device.type != "cpu" and slot.w.numel() <= _SMALL
+                stack = not on_cpu(w) and slot.w.numel() <= _SMALL
             t = None if isinstance(slot.t, Tensor) else slot.t
             alike = (w.shape, slot.p.shape, w.dtype, w.device, slot.g.dtype, t, sharding.shard_groups(slot.p))
             stacks = buckets[alike if stack else id(piece)]

@@ -26,6 +26,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..checks import is_count, is_number, is_within
 
@@ -227,15 +228,29 @@ def match_auc(schedule: Decay, reference: Decay) -> Scaled:
 
 
 # ---- writing into an optimizer ---------------------------------------------------------------------------------------
-class Schedule:
+def _position(state: object) -> tuple[int, int, tuple[int, float]]:
+    """(t, T, anchor) of a schedule's state. ValueError unless it is one."""
+    try:
+        t, total, (t0, r0) = (state[key] for key in ("t", "total_steps", "anchor"))  # type: ignore[index]  # or a TypeError
+        valid = is_count(t, 1) and is_count(total, 1) and is_count(t0, 0) and is_within(r0, 0) and r0 <= 1 and t0 < total
+        valid = valid and max(t, total) < 2**53  # a float holds it exactly
+    except (LookupError, TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ValueError(f"A schedule's state has t >= 1, total_steps and anchor, as state_dict() has them; got {state!r:.99}.")
+    return int(t), int(total), (t0, r0)
+
+
+class Schedule(LRScheduler):
     """Writes the learning rate, and the angular cap where there is one, of step t into every group of an optimizer.
 
     When it is made it writes the values of t = 1; call ``step()`` after each ``optimizer.step()``. Beyond T it stays at the
-    values of T.
+    values of T. It is one of torch's schedulers, for trainers that check: t is torch's ``last_epoch`` + 1.
 
-    optimizer: any torch optimizer. Of its groups' keys, ``peak_lr`` is the rate that eta multiplies (if absent: the lr at
-        the time), ``warmup`` the share of training of the group's warmup (if absent: 0), ``peak_cap`` the cap in radians
-        that the group reaches (if absent: the schedule writes no cap).
+    optimizer: any torch optimizer. Of its groups' keys, ``peak_lr`` is the rate that eta multiplies (if absent: torch's
+        ``initial_lr``, or the lr at the time), ``warmup`` the share of training of the group's warmup (if absent: 0),
+        ``peak_cap`` the cap in radians that the group reaches (if absent: the schedule writes no cap), and ``lr_scale``
+        multiplies the rate, as in timm's layer decay.
     total_steps: T, the number of optimizer steps.
     decay: eta, a function of r, or its name: "log", "cosine", "linear", "wsd". Give parameters with functools.partial.
     warmup: "group": each group has a separate warmup, a factor on the decayed rate (the recipe). "before": one warmup for all
@@ -266,12 +281,27 @@ class Schedule:
         if warmup not in ("group", "before"):
             raise ValueError(f"warmup must be 'group' (each its own) or 'before' (one for all, then decay); got {warmup!r}.")
         _check_share(cap_warmup, "cap_warmup")
-        self.optimizer, self.total_steps, self.warmup, self.cap_warmup = optimizer, int(total_steps), warmup, cap_warmup
+        self.total_steps, self.warmup, self.cap_warmup = int(total_steps), warmup, cap_warmup
         eta = _decay(decay)
         self.eta = warmup_before(eta, warmup_share) if warmup == "before" else eta
-        self.t = 1
         self._anchor = (0, 0.0)  # (completed steps, progress) from which progress runs to 1 at T
-        self._write()
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group.setdefault("peak_lr", float(group.get("initial_lr", group["lr"]))))
+        super().__init__(optimizer)  # it makes the first step, to t = 1
+
+    @property
+    def t(self) -> int:
+        """The step whose values the groups hold, from 1."""
+        return self.last_epoch + 1
+
+    @property
+    def _step_count(self) -> int:
+        """torch's count of steps. Accelerate stops a scheduler when it passes ``total_steps``, and would add the batches of
+        accumulated gradients to it: ours counts optimizer steps, and ignores what others write."""
+        return self.t
+
+    @_step_count.setter
+    def _step_count(self, value: int) -> None: ...
 
     def progress(self, t: int) -> float:
         """r at step t: t/T, unless a shorter or longer run was continued (``load_state_dict``)."""
@@ -294,7 +324,9 @@ class Schedule:
             if not is_within(peak_lr := group.get("peak_lr", group["lr"]), 0):
                 raise ValueError(f"A group's peak_lr is the rate that eta multiplies, finite and >= 0; got {peak_lr!r}.")
             factor = _warmup(r, share) if self.warmup == "group" else 1.0
-            lr = peak_lr * float(eta) * factor
+            if not is_within(scale := group.get("lr_scale", 1.0), 0):
+                raise ValueError(f"A group's lr_scale multiplies its rate: a finite number >= 0; got {scale!r}.")
+            lr = peak_lr * float(eta) * factor * scale
             values.append((float(lr), None if peak_cap is None else peak_cap * cap_factor))
         return values
 
@@ -314,12 +346,16 @@ class Schedule:
                 group[key].fill_(value)  # a captured CUDA graph reads this very tensor
                 written.add(id(group[key]))
 
-    def step(self) -> None:
-        """Move on to the next step's values: call it after ``optimizer.step()``."""
-        self.t += 1
+    def step(self, epoch: int | None = None) -> None:
+        """Move on to the next step's values: call it after ``optimizer.step()``. ``epoch``: to the values of t = epoch + 1."""
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._write()
 
-    def get_last_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | Tensor]:
+        """The groups' learning rates at t, under the name that torch's schedulers give it."""
+        return [lr for lr, _ in self.at(self.t)]
+
+    def get_last_lr(self) -> list[float]:  # type: ignore[override]  # numbers, also where the groups hold tensors
         """The groups' current learning rates, under the name that torch's schedulers give it."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
@@ -327,13 +363,13 @@ class Schedule:
         """Where the schedule stands, for ``load_state_dict``: plain numbers. The peaks are in the optimizer's state."""
         return {"t": self.t, "total_steps": self.total_steps, "anchor": list(self._anchor)}
 
-    def load_state_dict(self, state: dict, re_anchor: bool = False) -> None:
+    def load_state_dict(self, state_dict: dict, re_anchor: bool = False) -> None:
         """Continue where ``state_dict`` was taken. Load the optimizer's state first: its groups hold the peaks.
 
         Another ``total_steps`` is a ValueError, since lr would jump, unless ``re_anchor=True``: then progress stays where it
         stood and what is left of the schedule is spread over the steps that are left of this one's T.
         """
-        t, total, (t0, r0) = state["t"], state["total_steps"], state["anchor"]
+        t, total, (t0, r0) = _position(state_dict)
         if total != self.total_steps:
             if not re_anchor:
                 raise ValueError(
@@ -346,5 +382,5 @@ class Schedule:
             t0, r0 = done, min(1.0, r0 + (1.0 - r0) * (done - t0) / (total - t0))
             if r0 == 1.0 and self.eta(1.0) == 0:
                 raise ValueError("The schedule has ended at a rate of 0, and nothing of it is left: start a new run.")
-        self.t, self._anchor = t, (t0, r0)
+        self.last_epoch, self._anchor = t - 1, (t0, r0)
         self._write()

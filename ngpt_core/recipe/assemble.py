@@ -6,7 +6,7 @@ group.
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -17,10 +17,11 @@ from ..checks import is_count
 from ..config import ModelConfig
 from ..nn.mlp import MLP
 from ..nn.moe import MoE
+from ..nn.residual import Residual
 from ..nn.scale import Scale
 from ..nn.unit import unit_axes
 from ..optim.schedule import Schedule
-from .numbers import TABLE, Baseline, Settings
+from .numbers import TABLE, Baseline, Line, Settings
 
 __all__ = ["Row", "build", "format_table", "numbers_for", "param_groups", "table"]
 
@@ -61,7 +62,7 @@ def check_steps(total_steps: object) -> None:
         raise ValueError(f"recipe: total_steps must be a number of optimizer steps >= 1; got {total_steps!r}.")
 
 
-def _lines(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
+def _lines(model: nn.Module, table: Mapping[str, Line]) -> Iterator[tuple[str, Tensor, str]]:
     """(name, parameter, key of its line) for every parameter of every module; a ValueError if a line is missing."""
     modules = list(model.named_modules())
     shared = {id(mlp) for _, moe in modules if isinstance(moe, MoE) for mlp in moe.modules() if isinstance(mlp, MLP)}
@@ -70,10 +71,12 @@ def _lines(model: nn.Module) -> Iterator[tuple[str, Tensor, str]]:
         holder, attribute = owner.get(id(module), (module, None))
         # the class of a sharded module is generated and inherits from ours: use the first base class with a line
         classes = ["Shared"] if id(holder) in shared else [c.__name__ for c in type(holder).__mro__]
+        inside = [c.__name__ for c in type(holder.mixer).__mro__] if isinstance(holder, Residual) else []
         for own, p in module.named_parameters(recurse=False):
             name = f"{prefix}.{own}" if prefix else own
             keys = [f"{c}.{attribute or own}" for c in classes]
-            key = next((k for k in keys if k in TABLE), None)
+            by_block = [f"{c}[{block}].{attribute or own}" for c in classes for block in inside]
+            key = next((k for k in by_block + keys if k in table), None)
             if key is None:
                 raise ValueError(f"recipe: no line of TABLE covers {name}. Add one: recipe.TABLE[{keys[0]!r}] = Line(...).")
             yield name, p, key
@@ -92,12 +95,13 @@ def param_groups(
         check_steps(total_steps)
     numbers, config, axes = numbers_for(model, base, **overrides), _config(model), unit_axes(model)
     groups: dict[tuple, dict[str, Any]] = {}
-    for name, p, key in _lines(model):
-        values = numbers.group(TABLE[key], config, total_steps)
+    lines = {**TABLE, **(getattr(numbers, "lines", None) or {})}  # GPT has one warmup for all, and no lines of its own
+    for name, p, key in _lines(model, lines):
+        values = numbers.group(lines[key], config, total_steps)
         if config.normalized:
             values["unit_dim"] = axes.get(name)
-            if TABLE[key].unit != (name in axes):
-                raise ValueError(f"recipe: TABLE has unit={TABLE[key].unit} for {key}, but its module's unit_dims disagree.")
+            if lines[key].unit != (name in axes):
+                raise ValueError(f"recipe: TABLE has unit={lines[key].unit} for {key}, but its module's unit_dims disagree.")
         group = groups.setdefault(tuple(values.items()), {"params": [], "label": {}, **values})
         group["params"].append((name, p))
         group["label"][key] = None
@@ -192,16 +196,20 @@ def format_table(rows: list[Row]) -> str:
     for row in rows:
         pattern = re.sub(r"\.\d+\.", ".*.", row.name)
         merged.setdefault((pattern, *(row[k] for k in row.keys() if k != "name")), []).append(row)
-    lines = [("parameter", "x", "shape", "unit", "peak lr", "warmup", "a", "cap", "noise", "decay")]
+    lines: list[tuple[str, ...]] = [
+        ("parameter", "x", "shape", "unit", "peak lr", "warmup", "a", "cap", "noise", "decay", "why")
+    ]
     for (name, *_), same in merged.items():
         r = same[0]
         lines.append((
             name, str(len(same)), "x".join(map(str, r.shape)), "-" if r.unit_dim is None else str(r.unit_dim), f"{r.lr:.4g}",
             f"{100 * r.warmup:.3g}%" if r.warmup else "-", f"{r.a:g}", "-" if r.cap is None else f"{math.degrees(r.cap):g}°",
-            "yes" if r.pmen else "-", f"{r.weight_decay:g}" if r.weight_decay else "-",
+            "yes" if r.pmen else "-", f"{r.weight_decay:g}" if r.weight_decay else "-", getattr(r, "why", ""),
         ))  # fmt: skip
+    if not any(line[-1] for line in lines[1:]):  # of models that are not ours
+        lines = [line[:-1] for line in lines]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    left = {0, 2}
+    left = {0, 2, 10}
     return "\n".join(
         "  ".join(cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths))).rstrip()
         for line in lines

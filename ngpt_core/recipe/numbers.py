@@ -1,19 +1,21 @@
 """How is each parameter trained, and with which numbers? One table, and two lists of numbers.
 
 ``TABLE`` has one line per parameter: whether its rows are points on the sphere, and which rate, warmup and cap it uses. Keys
-are the class and attribute of the module that holds the parameter (a ``Scale`` belongs to its owner). ``Settings`` (nGPT) and
-``Baseline`` (GPT) hold the numbers: the paper's by default.
+are the class and attribute of the module that holds the parameter (a ``Scale`` belongs to its owner). A parameter of the
+residual step may also be named by the block inside it, which comes first: "Residual[Mamba2].alpha" is the alpha around Mamba-2
+layers. ``Settings`` (nGPT) and ``Baseline`` (GPT) hold the numbers: the paper's by default.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
-from ..checks import is_within
+from ..checks import LEAST_DIVISOR, is_within
 from ..config import ModelConfig
+from ..optim.auto_gate import AutoGate, Gate
 from ..optim.gated_adamw import GatedAdamW
 from ..optim.pmen import PMEN
 from ..optim.schedule import Schedule, log_decay, wsd
@@ -28,26 +30,30 @@ class Line:
     """One line of the table."""
 
     rate: str = "global"
-    """Its peak learning rate in ``Settings``: "global", "expert", "router", "s_z", "alpha" or "s_qk"."""
+    """Its peak learning rate in ``Settings``: "global", "embedding", "expert", "router", "s_z", "alpha" or "s_qk"."""
     unit: bool = False
     """In nGPT, its rows are on the sphere (item 2): projection, a = 0.5, PMEN, Norm. Others: Adam, a = 1, no geometry."""
     cap: bool = False
     """The Angular Step Cap applies to it: unit vectors that are not embeddings (item 2)."""
     warmup: bool = False
-    """Its rate is warmed up over the first 10%: s_z, and Mamba's parameters except out_proj (section 4.1). The alpha around a
-    Mamba layer does not count as Mamba's: every block has one."""
+    """Its rate is warmed up over the first 10%: s_z, and Mamba's parameters except out_proj (section 4.1). Whether the alpha
+    around a Mamba layer counts as Mamba's is not said; here it does not, since every block has one. To warm it up with the
+    layer: ``lines={"Residual[Mamba2].alpha": Line("alpha", warmup=True)}``."""
     decays: bool = False
     """The baseline applies weight decay to it: matrices and embeddings, not norms, convolutions, A_log, D and dt_bias."""
+    embedding: str = ""
+    """"input" or "output" for the two embeddings, which ``Settings.pmen_embeddings`` can tell apart."""
 
+
+RATES = ("global", "embedding", "expert", "router", "s_z", "alpha", "s_qk")
 
 _ROWS = Line(unit=True, cap=True, decays=True)
-_EMBEDDING = Line(unit=True, decays=True)
 _EXPERT = Line("expert", unit=True, cap=True, decays=True)
 
 TABLE: dict[str, Line] = {
     # input and output
-    "Embedding.weight": _EMBEDDING,
-    "Head.weight": _EMBEDDING,
+    "Embedding.weight": Line("embedding", unit=True, decays=True, embedding="input"),
+    "Head.weight": Line(unit=True, decays=True, embedding="output"),
     "Head.s_z": Line("s_z", warmup=True),
     "LanguageModel.norm_weight": Line(),  # GPT only
     # the residual step around every block
@@ -107,6 +113,18 @@ def _check(numbers: "Settings | Baseline", *names: str) -> None:
         raise ValueError(f"recipe: warmup_share must be a share of training in [0, 1); got {numbers.warmup_share!r}.")
 
 
+def _check_lines(lines: Mapping[str, Line] | None) -> None:
+    if lines is not None and not isinstance(lines, Mapping):
+        raise ValueError(f"recipe: lines maps keys of TABLE to Line(...), or is None; got {lines!r}.")
+    for key, line in (lines or {}).items():
+        attribute = key.rpartition(".")[2] if isinstance(key, str) else ""
+        if not isinstance(line, Line) or line.rate not in RATES:
+            raise ValueError(f"recipe: lines[{key!r}] must be a Line whose rate is one of {', '.join(RATES)}; got {line!r}.")
+        if not any(attribute == known.rpartition(".")[2] for known in TABLE):
+            near = f" Such as 'Residual[Mamba2].alpha'; the keys of TABLE are {', '.join(TABLE)}."
+            raise ValueError(f"recipe: lines has the key {key!r}, which names no parameter.{near}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """nGPT's numbers: the paper's by default."""
@@ -115,21 +133,24 @@ class Settings:
     """The global peak learning rate is C / sqrt(d_model) (section 4.1). None: the config's, 0.24 down to 0.12 on the ladder."""
     expert_multiplier: float = 1.5
     """The factor on the global rate for the rows of routed and shared experts."""
+    embedding_multiplier: float = 1.0
+    """The factor on the global rate for the rows of the input embedding: 1, since the paper gives none (nuGPT's rule does)."""
     router_multiplier: float = 2.0
     """The factor on the global rate for the rows of routers."""
     s_z_lr: float = 0.5
     """The peak learning rate of s_z (item 11)."""
     alpha_lr: float = 0.2
     """The peak learning rate of the eigen learning rates alpha_A and alpha_M (item 11), as stored: they start at 1, and the
-    forward pass multiplies them by 0.1. (With the original nGPT's init 0.05 and scale 1/sqrt(d_model), this recipe's global
-    rate 0.24/sqrt(d_model) moves alpha at 0.012. If 0.2 were the rate of the product, it would be 17 times that; as the rate of
-    the stored value, it moves the product at 0.02, 1.7 times.)"""
+    forward pass multiplies them by 0.1. (With this init and the original nGPT's scale 1/sqrt(d_model), the global rate
+    C/sqrt(d_model) would move alpha at 0.1 C = 0.024. As the rate of the stored value, 0.2 moves it at 0.1 * 0.2 = 0.02, about
+    the same; as the rate of the product, 0.2 would be eight times that.)"""
     s_qk_lr: float = 0.2
     """The peak learning rate of s_qk (item 11). The paper gives none for s_u, s_mamba and s_moe: they use the global rate."""
     betas: tuple[float, float] = (0.975, 0.975)
     """beta_1 and beta_2 of the two moments (section 4.1): both average over about 40 steps."""
-    eps_gate: float = 1e-8
-    """The gate's threshold (section 4.1): the gate is half open where sqrt(v_hat) equals it."""
+    eps_gate: float | str | AutoGate | Gate = 1e-8
+    """The gate's threshold (section 4.1): the gate is half open where sqrt(v_hat) equals it. Not in the paper: "auto" or
+    ``AutoGate(...)``, a quantile of each tensor's sqrt(v_hat), or a function of (t, group)."""
     eps_num: float = 1e-14
     """Added to sqrt(v_hat) in the denominator (section 4.1)."""
     a: float = 0.5
@@ -142,8 +163,12 @@ class Settings:
     """The Angular Step Cap after its warmup; it does not follow the decay. None: no cap."""
     pmen: PMEN | None = field(default_factory=PMEN)
     """Post-Moment Exploration Noise on unit rows (item 9). Default: ``PMEN()``. None: no noise."""
-    pmen_embeddings: bool = True
-    """Whether the input and output embeddings receive exploration noise as well."""
+    pmen_embeddings: bool | PMEN | tuple[bool | PMEN, bool | PMEN] = True
+    """Whether the input and output embeddings receive exploration noise as well: True, as ``pmen`` says; False, none; or a
+    ``PMEN(...)`` of their own. A pair says it for each: (input, output)."""
+    transport: str | None = None
+    """What ``GatedAdamW`` does with the first moment of a unit row that has moved: None, nothing, as in the paper; "project" or
+    "parallel"."""
     smgc: SMGC | None = field(default_factory=SMGC)
     """Second-Moment Growth Clipping on every coordinate, after 500 steps (item 10). Default: ``SMGC()``. None: no clipping."""
     weight_decay: float = 0.0
@@ -161,15 +186,28 @@ class Settings:
     """The length of every warmup, including the cap's, as a share of training."""
     clip_norm: float | None = None
     """Global gradient norm clipping, done by the training loop; not part of the recipe."""
+    lines: Mapping[str, Line] | None = None
+    """Lines that replace or extend ``TABLE`` for this run, by key."""
     nonfinite: str = "raise"
     """What to do about a gradient that is not finite: "raise", "skip" or "off"; see ``GatedAdamW``."""
 
     def __post_init__(self) -> None:
-        rates = ("C", "expert_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
+        rates = ("C", "expert_multiplier", "embedding_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
         _check(self, *rates, "cap_degrees", "clip_norm")
-        for name in ("tangent", "pmen_embeddings"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"recipe: {name} must be True or False; got {getattr(self, name)!r}.")
+        if not isinstance(self.tangent, bool):
+            raise ValueError(f"recipe: tangent must be True or False; got {self.tangent!r}.")
+        pair = self.pmen_embeddings
+        if not all(isinstance(x, bool | PMEN) for x in (pair if isinstance(pair, tuple) and len(pair) == 2 else (pair,))):
+            rule = "must be True or False, or PMEN(...), or two of these for the input and the output embedding"
+            raise ValueError(f"recipe: pmen_embeddings {rule}; got {pair!r}.")
+        if isinstance(self.eps_gate, str) and self.eps_gate == "auto":
+            object.__setattr__(self, "eps_gate", AutoGate())
+        if not (is_within(self.eps_gate, LEAST_DIVISOR) or isinstance(self.eps_gate, AutoGate) or callable(self.eps_gate)):
+            rule = f"a number >= {LEAST_DIVISOR}, 'auto', AutoGate(...) or a function of (t, group)"
+            raise ValueError(f"recipe: eps_gate must be {rule}; got {self.eps_gate!r}.")
+        if self.transport not in (None, "project", "parallel"):
+            raise ValueError(f"recipe: transport must be None, 'project' or 'parallel'; got {self.transport!r}.")
+        _check_lines(self.lines)
         for name, kind in (("pmen", PMEN), ("smgc", SMGC)):
             if not isinstance(getattr(self, name), kind | None):
                 raise ValueError(f"recipe: {name} must be {kind.__name__}(...) or None; got {getattr(self, name)!r}.")
@@ -182,6 +220,7 @@ class Settings:
         peak = (config.C if self.C is None else self.C) / math.sqrt(config.d_model)  # section 4.1
         return {
             "global": peak,
+            "embedding": self.embedding_multiplier * peak,
             "expert": self.expert_multiplier * peak,
             "router": self.router_multiplier * peak,
             "s_z": self.s_z_lr,
@@ -198,10 +237,18 @@ class Settings:
         return {
             "lr": lr, "peak_lr": lr, "warmup": warmup, "cap": cap, "peak_cap": cap,
             "a": self.a if rule.unit else self.a_other, "tangent": rule.unit and self.tangent,
-            "pmen": self.pmen if rule.unit and (rule.cap or self.pmen_embeddings) else None, "smgc": self.smgc,
+            "pmen": self.noise(rule), "transport": self.transport if rule.unit else None, "smgc": self.smgc,
             "betas": self.betas, "eps_gate": self.eps_gate, "eps_num": self.eps_num,
             "weight_decay": self.weight_decay if rule.decays else 0.0, "decay": self.decay,
         }  # fmt: skip
+
+    def noise(self, rule: Line) -> PMEN | None:
+        """The exploration noise of a line."""
+        if not rule.unit:
+            return None
+        pair = self.pmen_embeddings if isinstance(self.pmen_embeddings, tuple) else (self.pmen_embeddings,) * 2
+        own = pair[rule.embedding == "output"] if rule.embedding else True
+        return self.pmen if own is True else own or None
 
     def build(self, groups: list[dict], total_steps: int) -> tuple[GatedAdamW, Schedule]:
         """GatedAdamW over these groups, and the schedule that sets their rates and caps."""
@@ -209,6 +256,14 @@ class Settings:
         eta = partial(log_decay, rho=self.rho) if self.schedule == "log" else self.schedule
         warmup = "before" if self.warmup == "before" else "group"
         return optimizer, Schedule(optimizer, total_steps, eta, warmup, self.warmup_share, self.warmup_share)
+
+
+def _fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Let AdamW take torch's fused step on a CPU: by default it takes none, and its loop over the tensors takes three times as
+    long. The fused step does not know sharded tensors."""
+    for group in optimizer.param_groups:
+        plain = all(type(p) is torch.nn.Parameter and p.device.type == "cpu" for p in group["params"])
+        group["fused"] = True if plain else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,5 +323,7 @@ class Baseline:
     def build(self, groups: list[dict], total_steps: int) -> tuple[torch.optim.AdamW, Schedule]:
         """torch's AdamW over these groups, and the schedule that sets their rates."""
         optimizer = torch.optim.AdamW(groups)
+        _fuse(optimizer)
+        optimizer.register_load_state_dict_post_hook(_fuse)  # a state comes with the choice of the ranks that wrote it
         eta = partial(wsd, eta_min=self.eta_min, decay=self.wsd_decay) if self.schedule == "wsd" else self.schedule
         return optimizer, Schedule(optimizer, total_steps, eta, self.warmup, groups[0]["warmup"])  # all groups have the same

@@ -1,11 +1,11 @@
-"""Which one learns faster, GPT or nGPT? Two minutes on a laptop, side by side.
+"""Which learns faster, GPT or nGPT? Two minutes on a laptop, side by side.
 
-``ngpt demo`` (``make demo``) trains three runs on the embedded corpus, with the same blocks and the same data in one order:
-GPT, nGPT, and nGPT on a schedule half as long, which asks the paper's question directly (an annealed run cannot be read off in
-the middle). Each has its own recipe, scaled to the length of the run; one thread each, two at a time. Batches are small, 256
-tokens: at this size both sides learn more from many small steps than from few large ones (chapter 9). It prints who is ahead,
-whoever it is, and how sure that is: the 95% interval of the difference over the held-out files, which both models read, beside
-how it scatters over seeds (chapter 9 of the book). It lets all write, and says where the report is.
+``ngpt demo`` (``make demo``) trains three runs on the embedded corpus, with the same blocks and data in the same order:
+GPT, nGPT, and nGPT on a schedule half as long. The third one asks the paper's question directly: the middle of a long schedule
+is no substitute for a short one. Each uses its own recipe, scaled to the length of the run, and one thread; two run at a time.
+Batches are small, 256 tokens: at this size both sides learn more from many small steps than from a few large ones (chapter 9).
+The demo prints which model is ahead and how certain that is: the 95% interval of the difference over the held-out files, which
+both models read, and the spread over seeds (chapter 9 of the book). It then prints a sample of each and the path of the report.
 """
 
 import json
@@ -30,9 +30,9 @@ from .report import LoggedRun, read_run, write_report
 
 __all__ = ["demo"]
 
-_CALIBRATION = 20  # steps that measure the speed; the first is left out
-_BATCH, _LENGTH = 2, 128  # sequences in a step, and their tokens
-_ROWS = 16  # of the comparison, at once
+_CALIBRATION = 20  # steps to measure the speed; the first is not counted
+_BATCH, _LENGTH = 2, 128  # sequences per step, and tokens per sequence
+_ROWS = 16  # windows per batch of the comparison
 
 
 class Part(NamedTuple):
@@ -60,7 +60,7 @@ def _start(folder: Path, part: Part, preset: str, steps: int, *flags: str) -> su
 
 
 def _train(out: Path, parts: tuple[Part, ...], preset: str, steps: int, *flags: str) -> list[LoggedRun]:
-    """Train the parts, two at the same time, with a line now and then; an error of any ends the demo."""
+    """Train the parts, two at a time, and show their progress; an error in any of them ends the demo."""
     waiting, running, failed = list(parts), dict[str, subprocess.Popen](), None
     try:
         while failed is None and (waiting or any(process.poll() is None for process in running.values())):
@@ -83,9 +83,9 @@ def _train(out: Path, parts: tuple[Part, ...], preset: str, steps: int, *flags: 
 
 
 def _end(processes: Iterable[subprocess.Popen]) -> None:
-    """None of them outlives the demo: they are told to save and end, and killed if they do not."""
+    """End the processes: ask them to save and stop, and kill those that do not."""
     for process in processes:
-        process.terminate()  # nothing to one that has ended
+        process.terminate()  # no effect on one that has ended
     for process in processes:
         try:
             process.wait(20)
@@ -107,7 +107,7 @@ def _show(out: Path, running: dict[str, subprocess.Popen]) -> None:
         print("\r\x1b[2K" + "   ".join(parts), end="", file=sys.stderr, flush=True)
 
 
-Losses = list[tuple[float, int]]  # by document: the sum of the cross-entropy, and its targets
+Losses = list[tuple[float, int]]  # per document: the sum of the cross-entropy, and the number of targets
 
 
 def loss_of(documents: Losses) -> float:
@@ -116,12 +116,13 @@ def loss_of(documents: Losses) -> float:
 
 
 def paired(a: Losses, b: Losses) -> tuple[float, float]:
-    """(the loss of b minus that of a, half of its 95% interval) over documents that both have read.
+    """(the loss of b minus that of a, half the width of its 95% interval) over documents that both have read.
 
-    What one file shares makes its windows agree, so a file counts as one observation and not each of its windows. The variance
-    is the jackknife's, which leaves out one file at a time: (n - 1)/n times the sum of (d_i - D t_i)^2 / (T - t_i)^2, for files
-    of t_i targets out of T whose sums differ by d_i, and D the difference. A few long files are less than n: Student's quantile
-    has T^2 / sum(t_i^2) - 1 degrees of freedom. (With files like Python's, of differences drawn at random, it covers 94%.)
+    The windows of a file resemble each other, so a file counts as one observation, not each of its windows. The variance is the
+    jackknife's, which leaves out one file at a time: (n - 1)/n times the sum of (d_i - D t_i)^2 / (T - t_i)^2, where file i has
+    t_i of the T targets, d_i is the difference of its two sums, and D is the difference. Since a few long files count for more,
+    Student's quantile has T^2 / sum(t_i^2) - 1 degrees of freedom. (For files as long as Python's and random differences, the
+    interval covers 94%.)
     """
     n, targets = len(a), sum(count for _, count in a)
     difference = loss_of(b) - loss_of(a)
@@ -139,7 +140,7 @@ def _student(freedom: float) -> float:
     return z + sum(term / freedom ** (i + 1) for i, term in enumerate(terms))
 
 
-# Two standard deviations, over seeds, of nGPT's difference to GPT: chapter 9's evidence (a test recomputes them).
+# Two standard deviations over seeds of the difference between nGPT and GPT: chapter 9's evidence (a test recomputes them).
 SEED_SPREAD = {"hybrid": 0.012, "dense": 0.057}
 
 
@@ -157,12 +158,12 @@ def _compare(folder: Path, runs: list[LoggedRun], preset: str) -> None:
     print(half_verdict(*paired(losses["gpt"], losses["ngpt-half"])))
     print(f"+- is the 95% interval over {len(losses['gpt'])} held-out files, for these two models.")
     spread = SEED_SPREAD["dense" if preset.endswith("-dense") else "hybrid"]
-    print(f"From seed to seed a difference scatters by {spread:.3f} (two standard deviations; the book's chapter 9).")
+    print(f"Over seeds, such a difference varies by {spread:.3f} (two standard deviations; the book's chapter 9).")
     print("One seed and a short run: an illustration. The book's chapter 9 has the evidence.")
 
 
 def verdict(difference: float, half: float) -> str:
-    """Who is ahead after the same tokens, in words."""
+    """A sentence: which model is ahead after the same tokens."""
     if abs(difference) <= half:
         return f"After the same tokens there is no clear difference ({difference:+.4f} +- {half:.4f} nats per byte)."
     first = "nGPT" if difference < 0 else "GPT"
@@ -170,11 +171,11 @@ def verdict(difference: float, half: float) -> str:
 
 
 def half_verdict(difference: float, half: float) -> str:
-    """Whether nGPT reaches GPT's loss with half of the tokens, in words."""
+    """A sentence: whether nGPT reaches GPT's loss with half of the tokens."""
     if difference < -half:
         what = "ends below GPT's loss"
     elif difference <= half:
-        what = "ends level with GPT's loss, as far as can be told"
+        what = "ends at GPT's loss, within the uncertainty"
     else:
         what = "does not reach GPT's loss"
     return f"With half of the tokens nGPT {what} (difference {difference:+.4f} +- {half:.4f})."
@@ -186,7 +187,7 @@ def demo(out: str | None, minutes: float, preset: str) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty: choose another --out, or remove it first.")
     if not 0 < minutes < math.inf:
-        raise ValueError(f"--minutes must be above 0, and finite; got {minutes}.")
+        raise ValueError(f"--minutes must be a finite number above 0; got {minutes}.")
     named_preset(preset)  # an unknown name is reported before anything is written
     (folder / "calibration").mkdir(parents=True, exist_ok=True)
     corpus = embedded()
@@ -195,9 +196,9 @@ def demo(out: str | None, minutes: float, preset: str) -> int:
     trial = _train(folder / "calibration", PARTS[:2], preset, _CALIBRATION, *quick)
     seconds = max((run.records[-1]["time"] - run.records[0]["time"]) / (len(run.records) - 1) for run in trial)
     shutil.rmtree(folder / "calibration")
-    # the half run follows when one of the two others is done; a quarter goes to evaluation and start
+    # the half run starts when one of the other two is done; a quarter is for evaluation and startup
     steps = max(20, int(60 * minutes / (1.25 * 1.5 * seconds)))
-    print(f"training {preset}: GPT and nGPT for {steps} steps, nGPT once more for half of them: about {minutes:g} minutes")
+    print(f"training {preset}: GPT and nGPT for {steps} steps, nGPT again for half of them: about {minutes:g} minutes")
     runs = _train(folder, PARTS, preset, steps)
     _compare(folder, runs, preset)
     for part in PARTS:

@@ -7,27 +7,46 @@ from ..train.config import TrainConfig
 from ..train.evaluate import bits_per_byte, evaluate, evaluate_positions
 from ..train.memory import room_for
 from ..train.run import open_blend
+from ..train.trained import description_of, open_model, pick_device, run_of
 from ..train.world import World
-from .trained import open_model, pick_device, run_of
 
 __all__ = ["evaluate_run", "evaluation_text"]
 
 
 @room_for("evaluating", "Lower --batch-size or --seq-len, or use --device cpu.")
 def evaluate_run(
-    folder: str, data: list[str] | None, windows: int, seq_len: int | None, rows: int, device: str
+    folder: str,
+    data: list[str] | None,
+    windows: int,
+    seq_len: int | None,
+    rows: int,
+    device: str,
+    tokenizer: str | None = None,
 ) -> dict[str, object]:
     """Held-out loss, bits per byte, perplexity and per-position loss."""
     for name, value in (("windows", windows), ("batch-size", rows), ("seq-len", 1 if seq_len is None else seq_len)):
         if value < 1:
             raise ValueError(f"--{name} must be at least 1; got {value}.")
     run, where = run_of(folder), pick_device(device)
-    model, _ = open_model(folder, where)
-    config, tokenizer = (TrainConfig(), None) if run is None else (run.config, run.record["tokenizer"])
-    corpora = open_blend(tuple(data or config.val_data or config.data), model.config.vocab_size, tokenizer, folder)
+    model, words = open_model(folder, where, tokenizer)
+    config, described = TrainConfig() if run is None else run.config, None if tokenizer else description_of(folder)
+    held_out = tuple(data or config.val_data)  # of token files these are held out, while --data are not
+    corpora = open_blend(
+        held_out or config.data,
+        model.config.vocab_size,
+        described,
+        folder,
+        reader=lambda: words,
+        split="val" if held_out else "train",
+    )
     corpora = [(corpus, weight) for corpus, weight in corpora if corpus.has("val")]
+    for corpus, _ in corpora:
+        corpus.verify(splits=("val",))
     if not corpora:
-        raise ValueError("there is no held-out split to evaluate on: pack the corpus with --val-fraction above 0.")
+        raise ValueError(
+            "there is no held-out split to evaluate on: pack the corpus with --val-fraction above 0, or name a token file that "
+            "was held out with --data."
+        )
     seq_len = seq_len or config.seq_len
     result = evaluate(model, corpora, windows, rows, seq_len, World(where))
     if not result.tokens:

@@ -1,4 +1,4 @@
-"""How do a run's numbers become the figures of a report? One function a figure, from ``LoggedRun`` to plotly.
+"""How do a run's numbers become the figures of a report? One function per figure, from ``LoggedRun`` to plotly.
 
 s_z over time with its logarithmic fit        figure 2
 histogram of sqrt(v_hat), and the gate        section 4
@@ -71,7 +71,7 @@ def s_z_figure(runs: list[LoggedRun]) -> go.Figure:
     return figure
 
 
-def _looked(run: LoggedRun) -> list[dict]:
+def _with_diagnostics(run: LoggedRun) -> list[dict]:
     return [r for r in run.records if r.get("diagnostics")]
 
 
@@ -79,15 +79,14 @@ def histogram_figure(runs: list[LoggedRun]) -> go.Figure:
     """log10 sqrt(v_hat) of all coordinates at the last diagnostics, and the gate over the same axis."""
     figure, colors = _figure("log10 sqrt(v_hat)", "coordinates"), _colors(runs)
     edges = np.array(Diagnostics().edges)
-    centres = np.concatenate([[edges[0]], (edges[1:] + edges[:-1]) / 2, [edges[-1]]])
+    centers = np.concatenate([[edges[0]], (edges[1:] + edges[:-1]) / 2, [edges[-1]]])
     for run in runs:
-        if not (looked := _looked(run)):
+        if not (records := _with_diagnostics(run)):
             continue
-        counts = np.sum([g["histogram"] for g in looked[-1]["diagnostics"]], axis=0)
-        figure.add_scatter(
-            x=centres, y=counts, name=f"{run.name}, step {looked[-1]['step']}", fill="tozeroy", line={"color": colors[run.name]}
-        )
-    if not figure.data:  # the gate alone says nothing about a run
+        counts = np.sum([g["histogram"] for g in records[-1]["diagnostics"]], axis=0)
+        name = f"{run.name}, step {records[-1]['step']}"
+        figure.add_scatter(x=centers, y=counts, name=name, fill="tozeroy", line={"color": colors[run.name]})
+    if not figure.data:  # without a run, the gate would be the only curve
         return figure
     x = np.linspace(-14, 0, 200)
     for a, dash in ((0.5, "dash"), (1.0, "dot")):
@@ -101,20 +100,20 @@ def histogram_figure(runs: list[LoggedRun]) -> go.Figure:
 def zero_figure(runs: list[LoggedRun]) -> go.Figure:
     figure, colors = _figure("step", "coordinates with zero gradient / d_model"), _colors(runs)
     for run in runs:
-        looked, d = _looked(run), run.config["model"]["d_model"]
-        y = [sum(g["zero_gradient"] for g in r["diagnostics"]) / d for r in looked]
-        if looked:
+        records, d = _with_diagnostics(run), run.config["model"]["d_model"]
+        y = [sum(g["zero_gradient"] for g in r["diagnostics"]) / d for r in records]
+        if records:
             figure.add_scatter(
-                x=[r["step"] for r in looked], y=y, name=run.name, mode="lines+markers", line={"color": colors[run.name]}
+                x=[r["step"] for r in records], y=y, name=run.name, mode="lines+markers", line={"color": colors[run.name]}
             )
     return figure
 
 
 def angle_figure(runs: list[LoggedRun]) -> go.Figure:
-    """The mean and the largest angle of the vectors that the cap holds, and the cap."""
+    """The mean and the largest angle of the vectors under the cap, and the cap."""
     figure, colors = _figure("step", "degrees"), _colors(runs)
     for run in runs:
-        lines = [(r["step"], [g for g in r["diagnostics"] if g["cap"] is not None]) for r in _looked(run)]
+        lines = [(r["step"], [g for g in r["diagnostics"] if g["cap"] is not None]) for r in _with_diagnostics(run)]
         lines = [(t, groups) for t, groups in lines if groups]
         curves = {
             "mean angle": ("solid", [_mean([g["angle_mean"] for g in groups]) for _, groups in lines]),
@@ -135,10 +134,10 @@ def _mean(values: list[float]) -> float:
 def alpha_figure(runs: list[LoggedRun]) -> go.Figure:
     figure = _figure("block", "mean |alpha|")
     for run in runs:
-        looked = [r for r in run.records if "alpha" in r]
+        records = [r for r in run.records if "alpha" in r]
         pattern = run.config["model"]["pattern"]
         names = [f"{i} {letter}" for i, letter in enumerate(pattern)]
-        for r in {looked[0]["step"]: looked[0], looked[-1]["step"]: looked[-1]}.values() if looked else ():
+        for r in {records[0]["step"]: records[0], records[-1]["step"]: records[-1]}.values() if records else ():
             figure.add_scatter(x=names, y=r["alpha"], name=f"{run.name}, step {r['step']}", mode="lines+markers")
     return figure
 
@@ -166,16 +165,16 @@ def grad_figure(runs: list[LoggedRun]) -> go.Figure:
     return figure
 
 
-SECTIONS = (  # title, figure, what it shows
+SECTIONS = (  # title, figure, description
     (
         "Loss over tokens",
         lambda runs: loss_figure(runs, "tokens"),
-        "Thin: every step; thick: running mean; circles: text that was held out.",
+        "Thin: every step; thick: running mean; circles: held-out text.",
     ),
     (
         "Loss over time",
         lambda runs: loss_figure(runs, "time"),
-        "The same against the seconds that training took; evaluating and saving are left out.",
+        "The same over the seconds of training, without evaluation and saving.",
     ),
     (
         "The logit scale s_z",
@@ -196,7 +195,7 @@ SECTIONS = (  # title, figure, what it shows
     (
         "Eigen learning rates",
         alpha_figure,
-        "How far each block moves the hidden state towards its suggestion, at the first and the last diagnostics.",
+        "How far each block moves the hidden state toward its suggestion, at the first and the last diagnostics.",
     ),
     ("Routers", router_figure, "Load of the busiest expert; 1 is perfect balance."),
     ("Gradient norm", grad_figure, "Over all parameters, before clipping."),

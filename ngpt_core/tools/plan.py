@@ -1,8 +1,8 @@
-"""What will a run need: memory on each GPU, time, and which command starts it?
+"""What does a run need (memory per GPU, time), and which command starts it?
 
 ``ngpt plan --preset 30B --gpus 64 --gpu h100-80gb``. Parameters and optimizer state are counted exactly, as ``parallel.py``
-cuts them (a test compares with real FSDP2 shards); FLOPs follow from the shapes; activations are an estimate from what each
-block keeps for its backward pass, and the time rests on an assumed MFU. Both are marked as such.
+shards them (a test compares with real FSDP2 shards); FLOPs follow from the shapes; activations are estimated from what each
+block keeps for its backward pass, and the time assumes an MFU. The output marks both as estimates.
 
 Symbols: N ranks, T seq_len, b sequences that a rank processes at once (micro-batch), d d_model, V vocabulary, L blocks.
 """
@@ -22,20 +22,29 @@ from ..nn.model import LanguageModel
 from ..nn.moe import Experts
 from ..nn.scale import Scale
 from ..presets import PRESETS, count_parameters, preset
-from ..train.config import TrainConfig, check_length, check_recipe, model_config, recipe_numbers, run_defaults, total_steps
+from ..train.config import (
+    TrainConfig,
+    check_length,
+    check_recipe,
+    in_force,
+    model_config,
+    recipe_numbers,
+    run_defaults,
+    total_steps,
+)
 from ..train.flops import flops_per_token
 
 __all__ = ["Memory", "memory", "plan", "plan_for", "state_bytes"]
 
 WIDTH = 84  # columns of the page
-RESERVE = 5 * GIB  # the driver's context, NCCL's buffers, fragments: what a run cannot have
+RESERVE = 5 * GIB  # CUDA context, NCCL buffers, fragmentation: memory that a run cannot use
 
 
 # ---- exact: what FSDP leaves on a rank -------------------------------------------------------------------------------
 @cache
 def _shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """(whole, experts or rows; shape) of every parameter: the three ways in which ``parallel.py`` treats them."""
-    from ..train.parallel import WHOLE  # imports torch.distributed, which a plan need not pay before it is asked
+    """(kind, shape) of every parameter. Its kind is how ``parallel.py`` treats it: whole, experts or rows."""
+    from ..train.parallel import WHOLE  # slow to import: only when there is something to plan
 
     with torch.device("meta"):
         modules = list(LanguageModel(model).modules())
@@ -47,7 +56,7 @@ def _shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def state_bytes(model: ModelConfig, config: TrainConfig, ranks: int) -> dict[str, int]:
-    """Bytes on the fullest rank of fp32 parameters, and of the optimizer's two fp32 moments, as ``parallel.py`` cuts them."""
+    """Bytes of fp32 parameters and of the optimizer's two fp32 moments on the fullest rank, as ``parallel.py`` shards them."""
     fsdp = ranks // config.replicas
     shard = fsdp // config.expert_parallel
     numel = 0
@@ -82,7 +91,7 @@ class Memory:
 
 
 def _kept(c: ModelConfig, letter: str, how: str) -> float:
-    """Numbers that a block keeps for each token until its backward pass (estimate): its step, and what its mixer needs."""
+    """How many numbers a block keeps per token until its backward pass (estimate): its step, and what its mixer needs."""
     d = c.d_model
     if how == "full":
         return d
@@ -102,11 +111,9 @@ def _kept(c: ModelConfig, letter: str, how: str) -> float:
 
 
 def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
-    """What a rank needs at the worst moment of a step.
+    """What a rank needs at the peak of a step. ``parameters``, ``optimizer`` and ``gradients`` are exact, the rest estimates.
 
-    ``parameters``, ``optimizer`` and ``gradients`` are exact, the rest estimates.
-    Activations and gathered weights have two bytes a number, and four with
-    ``--precision fp32``.
+    Activations and gathered weights take two bytes per number, or four with ``--precision fp32``.
     """
     state = state_bytes(model, config, ranks)
     tokens = (config.micro_batch or config.batch_size // ranks) * config.seq_len
@@ -114,7 +121,7 @@ def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
     how = config.activation_checkpointing
     kept = sum(n * _kept(model, letter, how) for letter, n in counts.items())
     of_block = [_kept(model, letter, "none") for letter, n in counts.items() if n]
-    again = 0 if how == "none" else max(of_block)  # for the block that is computed again
+    recomputed = 0 if how == "none" else max(of_block)  # one block at a time
     total, _ = count_parameters(model)
     biggest = max(_block_parameters(model).values()) / config.expert_parallel
     chunk = min(max(256, d), tokens)
@@ -124,17 +131,16 @@ def memory(model: ModelConfig, config: TrainConfig, ranks: int) -> Memory:
         parameters=state["parameters"],
         optimizer=state["optimizer"],
         gradients=state["parameters"],
-        # this block and the next one as they compute (or all blocks), and
-        # a block's gradients before and, in fp32, after they are scattered
+        # this block and the next one (or all blocks), and a block's gradients before and, in fp32, after they are scattered
         gathered=int(whole * width + biggest * (width + 4)),
-        activations=int(width * tokens * (kept + again)),
+        activations=int(width * tokens * (kept + recomputed)),
         # a chunk of logits; W and its gradient; h and its gradient
         logits=4 * chunk * model.vocab_size + (width + 4) * (model.vocab_size + tokens) * d,
     )
 
 
 def _block_parameters(model: ModelConfig) -> dict[str, int]:
-    """Parameters of one block of each kind in the pattern, by difference."""
+    """The number of parameters of one block of each kind in the pattern, by difference."""
     base = count_parameters(model).total
     return {
         letter: count_parameters(replace(model, pattern=model.pattern + letter)).total - base for letter in set(model.pattern)
@@ -143,7 +149,7 @@ def _block_parameters(model: ModelConfig) -> dict[str, int]:
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 def alternatives(model: ModelConfig, config: TrainConfig, ranks: int, room: int) -> list[str]:
-    """What would make a run fit that does not: each change alone where it suffices, then all of them on more GPUs."""
+    """Changes that would make the run fit: each one that suffices by itself; if none does, all of them on more GPUs."""
     found = []
     changes: dict[str, dict] = {
         "--activation-checkpointing full": {"activation_checkpointing": "full"},
@@ -168,8 +174,8 @@ def alternatives(model: ModelConfig, config: TrainConfig, ranks: int, room: int)
 def plan_for(
     settings: Mapping[str, object], model_settings: Mapping[str, object], gpus: int, gpu: str, mfu: float
 ) -> tuple[str, bool]:
-    """``plan`` from a user's settings. Micro-batch and activation checkpointing that were not given are chosen so that it fits:
-    the least recomputation first, then the largest micro-batch."""
+    """``plan`` from a user's settings. If neither micro-batch nor activation checkpointing is given, both are chosen so that
+    the run fits: with the least recomputation, then the largest micro-batch."""
     model = model_config(model_settings)
     config = TrainConfig.from_dict({**run_defaults(model), **settings})
     _check(model, config, gpus, gpu, mfu)
@@ -179,14 +185,16 @@ def plan_for(
         rows = [n for n in range(share, 0, -1) if share % n == 0]
         kinds = ("none", "selective", "full")
         choices = [replace(config, activation_checkpointing=how, micro_batch=n) for how in kinds for n in rows]
-    fitting = (choice for choice in choices if memory(model, _on(GPUS[gpu], choice), gpus).total <= _room(gpu))
+    fitting = (choice for choice in choices if memory(model, _with_precision(choice, GPUS[gpu]), gpus).total <= _room(gpu))
     return plan(model, next(fitting, choices[-1]) if len(choices) > 1 else config, gpus, gpu, mfu)
 
 
-def _on(card: Gpu, config: TrainConfig) -> TrainConfig:
-    """The config with the precision that a run has on this card."""
+def _with_precision(config: TrainConfig, card: Gpu) -> TrainConfig:
+    """The config with the precision that a run uses on this card."""
     if config.precision == "bf16" and not card.bf16:
-        raise ValueError("this card has no bf16 units and would emulate them: leave --precision out (auto), or set it to fp32.")
+        raise ValueError(
+            "--precision bf16: this GPU has no bf16 units and would emulate them; leave the flag out, or use fp32."
+        )
     return replace(config, precision=card.precision) if config.precision == "auto" else config
 
 
@@ -195,24 +203,15 @@ def _room(gpu: str) -> int:
 
 
 def _check(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: float) -> None:
-    """Can such a run be started at all?"""
+    """Refuse a run that could not start."""
+    from ..train.parallel import check_ranks
+
     if gpu not in GPUS:
-        raise ValueError(f"there is no GPU {gpu!r} in the table; there are {', '.join(GPUS)}.")
+        raise ValueError(f"unknown GPU {gpu!r}; --gpu must be one of {', '.join(GPUS)}.")
     if gpus < 1 or not 0 < mfu <= 1:
         raise ValueError(f"--gpus must be at least 1 and --mfu in (0, 1]; got {gpus} and {mfu}.")
-    per = config.replicas * config.expert_parallel
-    if gpus % per:
-        raise ValueError(f"{gpus} GPUs do not divide into {config.replicas} replicas x {config.expert_parallel} expert ranks.")
-    if config.expert_parallel > 1 and (not model.n_experts or model.n_experts % config.expert_parallel):
-        raise ValueError(f"{model.n_experts} experts do not divide into --expert-parallel {config.expert_parallel} ranks.")
-    if config.batch_size % gpus:
-        raise ValueError(
-            f"the global batch of {config.batch_size} sequences does not divide into {gpus} GPUs: set --batch-size."
-        )
+    check_ranks(config, model, gpus)
     check_length(config, model)
-    share = config.batch_size // gpus
-    if config.micro_batch and share % config.micro_batch:
-        raise ValueError(f"a rank's share of {share} sequences does not divide into --micro-batch {config.micro_batch}.")
 
 
 def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: float = 0.35) -> tuple[str, bool]:
@@ -222,9 +221,9 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
     steps = total_steps(config, model)
     check_recipe(config, model, steps)
     tokens = steps * config.batch_size * config.seq_len
-    there = _on(card, config)
-    count, flops, need = count_parameters(model), flops_per_token(model, config.seq_len), memory(model, there, gpus)
-    peak = card.peak if there.precision == "bf16" else card.fp32
+    resolved = _with_precision(config, card)
+    count, flops, need = count_parameters(model), flops_per_token(model, config.seq_len), memory(model, resolved, gpus)
+    peak = card.peak if resolved.precision == "bf16" else card.fp32
     seconds = tokens * flops / (gpus * peak * mfu)
     room = _room(gpu)
     fits = need.total <= room
@@ -232,9 +231,9 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         f"{model.name or 'model'} ({'nGPT' if model.normalized else 'GPT'}): {_big(count.total, 3)} parameters, "
         f"{_big(count.active, 3)} active per token (without the input embedding)",
         f"{steps:,} steps x {config.batch_size} sequences x {config.seq_len} tokens = {_big(tokens, 1)} tokens",
-        f"{_flops(flops)} per token (forward and backward), {tokens * flops:.2e} in all",
-        f"about {_time(seconds)} on {gpus} x {gpu} in {there.precision} ({peak / 1e12:,.4g} TFLOP/s each)",
-        f"  at an assumed MFU of {mfu:.0%}: {gpus * peak * mfu / flops:,.0f} tokens/s (measure yours: metrics.jsonl has it)",
+        f"{_flops(flops)} per token (forward and backward), {tokens * flops:.2e} in total",
+        f"about {_time(seconds)} on {gpus} x {gpu} in {resolved.precision} ({peak / 1e12:,.4g} TFLOP/s each)",
+        f"  at an assumed MFU of {mfu:.0%}: {gpus * peak * mfu / flops:,.0f} tokens/s (metrics.jsonl has the measured one)",
         "",
         f"memory per rank, GiB (room: {room / GIB:.1f} of {card.memory / GIB:.0f})",
     ]
@@ -243,10 +242,11 @@ def plan(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: floa
         lines.append(f"  {name:<12}{size / GIB:8.2f}   {notes.get(name, 'estimate')}")
     lines += [f"  {'total':<12}{need.total / GIB:8.2f}   {'fits' if fits else 'DOES NOT FIT'}", ""]
     if not fits:
-        ways = alternatives(model, there, gpus, room)
+        ways = alternatives(model, resolved, gpus, room)
         lines += ["it would fit with: " + ("; or ".join(ways) if ways else "none of the changes this plan knows"), ""]
     lines += [
-        "learning rates of the recipe (peak)",
+        in_force(config, model, steps, config.scaled),
+        "learning rates (peak)",
         *_rates(model, config, steps),
         "",
         "to start it",
@@ -273,7 +273,7 @@ def _time(seconds: float) -> str:
 
 
 def _rates(model: ModelConfig, config: TrainConfig, steps: int) -> list[str]:
-    """The distinct settings of the recipe's table, each with the parameters that have it."""
+    """The distinct rows of the recipe's table, each with its parameters."""
     from .. import recipe
 
     with torch.device("meta"):
@@ -289,29 +289,29 @@ def _rates(model: ModelConfig, config: TrainConfig, steps: int) -> list[str]:
 
 
 def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, steps: int) -> list[str]:
-    local = max(n for n in range(1, card.per_node + 1) if gpus % n == 0)  # as many ranks on every node
+    local = max(n for n in range(1, card.per_node + 1) if gpus % n == 0)  # the same number of ranks on every node
     nodes = gpus // local
     flags = ["" if model.normalized else "--baseline", f"--steps {steps}"]
     flags += [f"--batch-size {config.batch_size}", f"--seq-len {config.seq_len}"]
-    said = {"steps", "batch_size", "seq_len", "data", "out", "name", "normalized"}
-    usual = preset(model.name, model.normalized) if model.name in PRESETS else model
-    for mine, default in ((model, usual), (config, TrainConfig())):
-        for f in fields(mine):
-            value = getattr(mine, f.name)
-            if f.name not in said and value != getattr(default, f.name):
+    not_flags = {"steps", "batch_size", "seq_len", "data", "out", "name", "normalized"}  # written out separately
+    base = preset(model.name, model.normalized) if model.name in PRESETS else model
+    for chosen, default in ((model, base), (config, TrainConfig())):
+        for f in fields(chosen):
+            value = getattr(chosen, f.name)
+            if f.name not in not_flags and value != getattr(default, f.name):
                 flags.append(_as_flag(f.name, value))
     data = "DIR" if config.data == TrainConfig().data else " ".join(map(quote, config.data))
     where = f"--data {data} --out {quote(config.out or 'RUN')} --resume"
     train = [f"-m ngpt_core train --preset {model.name or 'pico'}", *filter(None, flags), where]
     if nodes == 1:
         return _shell(["torchrun --standalone", f"--nproc-per-node {local}", *train])
-    meeting = ["--rdzv-backend c10d", "--rdzv-id $SLURM_JOB_ID", "--rdzv-endpoint $head:29500"]
+    rendezvous = ["--rdzv-backend c10d", "--rdzv-id $SLURM_JOB_ID", "--rdzv-endpoint $head:29500"]
     return [
         "  #!/bin/bash",
         f"  #SBATCH --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={local} --signal=TERM@120 --requeue",
-        "  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100",  # torchrun ends its ranks so many seconds after SIGTERM, else 30
+        "  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=100",  # seconds that torchrun waits after SIGTERM (30 by default)
         '  head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        *_shell([f"srun torchrun --nnodes {nodes} --nproc-per-node {local}", *meeting, *train]),
+        *_shell([f"srun torchrun --nnodes {nodes} --nproc-per-node {local}", *rendezvous, *train]),
     ]
 
 
@@ -323,7 +323,7 @@ def _as_flag(name: str, value: object) -> str:
 
 
 def _shell(words: list[str]) -> list[str]:
-    """A command in lines that a shell reads as one; a flag stays with its value."""
+    """A command, wrapped into lines that a shell reads as one; a flag stays with its value."""
     lines = ["  " + words[0]]
     for word in words[1:]:
         if len(lines[-1]) + 1 + len(word) + 2 > WIDTH:

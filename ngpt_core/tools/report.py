@@ -1,8 +1,8 @@
-"""What does a run look like afterwards, and who was better?
+"""How did the runs go, and which one was better?
 
-``ngpt report RUN... --out report.html``: one HTML file that needs nothing else (plotly is inside), with the runs' losses over
-tokens and time, the tokens that each needs to reach the other's final loss (how the paper compares GPT and nGPT), and the
-paper's own figures drawn from these runs (``figures.py``). Here are the numbers and the page.
+``ngpt report RUN... --out report.html``: one self-contained HTML file (plotly is inside) with the runs' losses over tokens and
+time, the tokens that each run needs to reach the other's final loss (how the paper compares GPT and nGPT), and the paper's own
+figures drawn from these runs (``figures.py``). This file computes the numbers and writes the page.
 """
 
 import html
@@ -38,7 +38,7 @@ class LoggedRun:
 
     @property
     def judged_by(self) -> str:
-        """The loss that runs are compared by: held-out where it was evaluated at least twice, else training, smoothed."""
+        """The loss used for comparisons: held-out if it was evaluated at least twice, otherwise the smoothed training loss."""
         return "val_loss" if len(self.series("val_loss")[0]) > 1 else "loss"
 
     @property
@@ -66,13 +66,13 @@ def smooth(y: np.ndarray, window: int | None = None) -> np.ndarray:
 
 
 def _curve(run: LoggedRun, by: str) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and loss. A training loss is noisy, and its first lucky batch would count: the mean over a tenth of the run."""
+    """Tokens and loss. A training loss is averaged over a tenth of the run: a single lucky batch must not decide."""
     tokens, loss = run.series(by)
     return tokens, smooth(loss, max(1, len(loss) // 10)) if by == "loss" else loss
 
 
 def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, target: float) -> float | None:
-    """Tokens at which the curve first comes down to ``target``, linearly between two points; None if it never does."""
+    """Tokens at which the curve first falls to ``target``, interpolated linearly; None if it never does."""
     below = np.flatnonzero(loss <= target)
     if len(below) == 0:
         return None
@@ -84,7 +84,7 @@ def tokens_to_reach(tokens: np.ndarray, loss: np.ndarray, target: float) -> floa
 
 
 def comparison(runs: list[LoggedRun]) -> list[dict]:
-    """For each ordered pair: the tokens that ``run`` needs for the final loss of ``other``, and their share of other's."""
+    """For each ordered pair: the tokens that ``run`` needs for the final loss of ``other``, and their share of its tokens."""
     rows = []
     by = "val_loss" if all(run.judged_by == "val_loss" for run in runs) else "loss"
     for run in runs:
@@ -144,8 +144,8 @@ def _summary(runs: list[LoggedRun]) -> str:
     return "<table>" + "".join(rows) + "</table>"
 
 
-def _text(run: LoggedRun, by: str) -> tuple:
-    """What a run's loss was measured on: the tokenizer and the corpora; for the held-out loss also which windows."""
+def _measured_on(run: LoggedRun, by: str) -> tuple:
+    """What a run's loss was measured on: tokenizer and corpora; for the held-out loss also the windows."""
     corpora = ((c.get("checksum"), c.get("weight")) for c in run.config.get("corpora") or ())
     names = ("val_data", "eval_windows", "seq_len") if by == "val_loss" else ()
     return content(run.config["tokenizer"]), *corpora, *(str(run.config["train"].get(name)) for name in names)
@@ -175,7 +175,7 @@ def _samples(runs: list[LoggedRun], folders: list[str]) -> str:
 
 
 def write_report(folders: list[str], out: str) -> str:
-    """Write the page; returns a sentence with its path."""
+    """Write the page; return a line with its path."""
     try:
         import plotly.io
         from plotly.offline import get_plotlyjs
@@ -184,7 +184,7 @@ def write_report(folders: list[str], out: str) -> str:
     except ImportError:
         raise ValueError('ngpt report draws with plotly: pip install "ngpt-core[notebook]".') from None
     if len({Path(folder).resolve() for folder in folders}) < len(folders):
-        raise ValueError(f"a run is given twice: {' '.join(folders)}. Name each once.")
+        raise ValueError(f"a run is given twice: {' '.join(folders)}. Give each only once.")
     path = Path(out)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a page in it, --out {path / 'report.html'}.")
@@ -196,13 +196,13 @@ def write_report(folders: list[str], out: str) -> str:
             run.name = folder.rstrip("/")
     parts = [f"<h1>{html.escape(' and '.join(run.name for run in runs))}</h1>", _summary(runs)]
     pairs = comparison(runs)
-    if pairs and len({_text(run, pairs[0]["by"]) for run in runs}) > 1:
+    if pairs and len({_measured_on(run, pairs[0]["by"]) for run in runs}) > 1:
         parts.append("<p>These runs read different text or use different tokenizers: their losses are not compared.</p>")
     elif pairs:
         parts.append("<ul>" + "".join(f"<li>{html.escape(sentence(row))}</li>" for row in pairs) + "</ul>")
-        parts.append("<p>Read off in the middle of a schedule: a run planned to end there would have a lower loss.</p>")
+        parts.append("<p>These are points in the middle of a schedule: a run planned to end there would have a lower loss.</p>")
         if any(run.records[-1]["step"] < run.config["steps"] for run in runs):
-            parts.append('<p>Not all of them are finished: "final" is their last step so far.</p>')
+            parts.append('<p>Not all runs are finished: "final" means the last step so far.</p>')
     shown = [replace(run, name=html.escape(run.name, quote=False)) for run in runs]  # plotly reads names as HTML
     for title, draw, text in SECTIONS:
         try:
@@ -213,6 +213,8 @@ def write_report(folders: list[str], out: str) -> str:
                 f"{' or '.join(folders)} was damaged or edited; restore or remove it."
             ) from error
         if figure.data and any(len(trace.x) for trace in figure.data if trace.x is not None):
+            # below the plot: above it, the buttons that plotly shows on hover would cover its end
+            figure.update_layout(legend={"y": -0.18, "yanchor": "top"})
             body = plotly.io.to_html(
                 figure, include_plotlyjs=False, full_html=False, config={"responsive": True, "displaylogo": False}
             )

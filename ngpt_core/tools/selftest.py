@@ -1,10 +1,10 @@
-"""Are the fast paths right on this very machine, and how fast are they?
+"""Are the fast paths correct on this machine, and how fast are they?
 
     ngpt selftest [--device cuda]
 
-Each fast path runs beside its slow twin on the same random inputs: the largest relative error of values and gradients, the
-tolerance, and the time of the fast one as a share of the slow one's. The table can be pasted into a report. On a machine with a
-GPU this is also how the timings that nobody has measured yet get measured.
+Each fast path runs next to its slow twin on the same random inputs. The table lists the largest relative error of values and
+gradients, the tolerance, and the ratio of their times; it can be pasted into a bug report. On a GPU, it also gives timings that
+this project has not measured yet.
 """
 
 import math
@@ -31,12 +31,12 @@ from ..optim.smgc import SMGC
 __all__ = ["Row", "format_rows", "main", "run"]
 
 Result = list[Tensor]
-Twin = Callable[[], Result]  # a fast path, or the slow one beside it
+Twin = Callable[[], Result]  # a fast path, or its slow twin
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. ``error`` is relative to the twin's largest value, ``ratio`` the fast one's time over the slow one's."""
+    """One comparison. ``error`` is relative to the twin's largest value; ``ratio`` is the fast time over the slow time."""
 
     name: str
     error: float
@@ -50,7 +50,7 @@ class Row:
 
 
 def _now(device: torch.device) -> float:
-    """CPU time of this process; on an accelerator the wall clock, after everything that was asked for is done."""
+    """CPU time of this process; on an accelerator the wall clock, after all pending work is done."""
     if device.type == "cpu":
         return time.process_time()
     torch.cuda.synchronize(device)
@@ -58,7 +58,7 @@ def _now(device: torch.device) -> float:
 
 
 def _error(fast: Result, slow: Result) -> float:
-    """The largest error of any tensor, relative to its twin's largest value. A nan is infinitely wrong: max would lose it."""
+    """The largest error of any tensor, relative to its twin's largest value. A nan counts as infinite: max could lose it."""
     pairs = [(x.double(), y.double()) for x, y in zip(fast, slow, strict=True)]
     errors = [float((x - y).abs().max() / y.abs().max().clamp_min(1e-30)) for x, y in pairs]
     return math.inf if any(map(math.isnan, errors)) else max(errors)
@@ -68,7 +68,7 @@ def _compare(name: str, fast: Twin, slow: Twin, tolerance: float, device: torch.
     error = _error(fast(), slow())  # the first calls also compile, allocate and warm up
     times: dict[Twin, list[float]] = {fast: [], slow: []}
     for _ in range(5):
-        for which in (fast, slow):  # interleaved: what else the machine does hits both
+        for which in (fast, slow):  # interleaved: other load on the machine affects both
             start = _now(device)
             which()
             times[which].append(_now(device) - start)
@@ -89,7 +89,7 @@ def _optimizer(device: torch.device) -> Row:
     gradients = [(10 ** (4 * torch.rand(512, 1, generator=draw) - 9) * torch.randn(512, 384, generator=draw)) for _ in range(8)]
     gradients = [g.masked_fill(torch.rand(512, 1, generator=draw) < 0.1, 0.0).to(device) for g in gradients]
 
-    kinds: dict[str, dict] = {  # rows as the recipe has them, rows with what it leaves out, coordinates
+    kinds: dict[str, dict] = {  # rows as in the recipe, rows with options that it does not use, coordinates
         "rows": dict(unit_dim=-1, cap=0.0175, pmen=PMEN()),
         "others": dict(unit_dim=-1, pmen=PMEN(profile="smooth", reference="adam"), a=0.3, maximize=True, weight_decay=0.1),
         "coordinates": dict(a=1.0, weight_decay=0.1),
@@ -114,17 +114,17 @@ def _optimizer(device: torch.device) -> Row:
 
 
 def _packed(b: int, T: int, device: torch.device) -> Tensor:
-    """Documents of several lengths: borders inside chunks and on their edges."""
+    """Documents of several lengths, with boundaries inside chunks and at their edges."""
     cuts = torch.tensor([T // 16, T // 4, T // 2, T - 5])
     return (torch.arange(T)[:, None] >= cuts).sum(1).expand(b, T).to(device)
 
 
 def _absent(package: str) -> str:
-    return f"{package} is not installed: plain torch against itself" if kernel_missing(package) else ""
+    return f"{package} is not installed: plain torch is compared with itself" if kernel_missing(package) else ""
 
 
 def _scans(device: torch.device) -> Iterator[Row]:
-    """With an initial state and packed documents: what leaks between documents would show as a large error."""
+    """With an initial state and packed documents: a leak between documents would show as a large error."""
     draw = torch.Generator().manual_seed(1)
     b, T, H, P, G, N = 2, 256, 8, 64, 2, 64
     shapes = ((b, T, H, P), (b, T, G, N), (b, T, G, N), (H,), (b, H, P, N))
@@ -166,7 +166,7 @@ def _convolutions(device: torch.device) -> Iterator[Row]:
 
 
 def _experts(device: torch.device) -> Row:
-    """A whole MoE layer, sorted by expert, against a loop that visits every expert. On CUDA in bfloat16: its one kernel's."""
+    """A whole MoE layer, sorted by expert, against a loop over all experts. On CUDA in bfloat16, the type of its kernel."""
     dtype, (E, k, ff, d) = torch.bfloat16 if device.type == "cuda" else torch.float32, (32, 4, 128, 256)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
@@ -219,12 +219,12 @@ def run(device: str = "cpu") -> list[Row]:
         raise ValueError(f"--device must be cpu or cuda (cuda:1, ...); got {device!r}.")
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}: this torch ({torch.__version__}) sees no CUDA device here. Use --device cpu.")
+        raise ValueError(f"--device {device}: this torch ({torch.__version__}) finds no CUDA device. Use --device cpu.")
     return [_optimizer(where), *_scans(where), *_convolutions(where), _experts(where), _loss(where)]
 
 
 def format_rows(rows: list[Row], device: str = "cpu") -> str:
-    """The table as text, with what a reader of a report needs to know about the machine."""
+    """The table as text, headed by the versions and the machine."""
     where = torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else platform.machine()
     lines = [
         f"ngpt_core {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {device}: {where}",

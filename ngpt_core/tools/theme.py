@@ -1,19 +1,20 @@
-"""How do the figures of a report and of the book look, on white paper and in the dark?
+"""How do the figures of a report and of the book look, on a light page and on a dark one?
 
-One palette serves both: every colour keeps a contrast of at least 3:1 against a white page and against the dark theme's
-background, and any two stay apart under the three common colour-vision deficiencies (tests/test_explorer.py measures both).
-What must follow the page (text, axes, grid) is left to the page: the browser takes it from the text colour around the figure.
+One palette serves both: every color has a contrast of at least 3:1 against a white page and against the dark theme's
+background, and any two remain distinguishable under the three common color-vision deficiencies (tests/test_explorer.py measures
+both).
+Text, axes and grid follow the page: the browser takes their color from the text around the figure.
 """
 
 import plotly.graph_objects as go
 
 COLORS = {
-    "blue": "#2166f3",  # the hidden state, the thing that is followed
+    "blue": "#2166f3",  # the hidden state, the main object
     "red": "#c9340f",  # what is compared with it
     "teal": "#1ea3a3",
     "magenta": "#b12fae",
     "gold": "#bd8b0a",
-    "grey": "#7f8794",  # reference lines, spheres, what stands still; not one of the colours that must be told apart
+    "grey": "#7f8794",  # reference lines, spheres, fixed objects; it need not be distinguishable from the others
 }
 SEQUENTIAL = "Viridis"
 DIVERGING = [[0.0, COLORS["blue"]], [0.5, "#d9dbe0"], [1.0, COLORS["red"]]]
@@ -21,7 +22,7 @@ DIVERGING = [[0.0, COLORS["blue"]], [0.5, "#d9dbe0"], [1.0, COLORS["red"]]]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
-INK = "#6f7785"  # text and lines where no page tells its own colour (live widgets): read on white and on black
+INK = "#6f7785"  # text and lines where the page sets no color (live widgets): readable on white and on black
 LINES = {"gridcolor": "rgba(127,135,148,0.2)", "linecolor": "rgba(127,135,148,0.7)", "zerolinecolor": "rgba(127,135,148,0.5)"}
 
 

@@ -1,11 +1,11 @@
-"""What is a training run, as a list of settings?
+"""What are the settings of a training run?
 
-``TrainConfig`` holds everything about a run that is not the model; ``ModelConfig`` is the model. Every field of both is a flag
-of ``ngpt train`` (``seq_len`` is ``--seq-len``), and a line of a config file (TOML or JSON, ``--config``). The order of
-precedence: the preset, then the file, then the flags. The text under a field is its help.
+``TrainConfig`` holds everything about a run except the model, which ``ModelConfig`` describes. Every field of both is a flag of
+``ngpt train`` (``seq_len`` is ``--seq-len``) and a setting in a config file (TOML or JSON, ``--config``). Flags override the
+file, and the file overrides the preset. The text under a field is its help.
 
-    B    batch_size, sequences in one optimizer step over all ranks: it does not change with their number
-    T    seq_len                     tokens of a step: B T
+    B    batch_size, sequences per optimizer step over all ranks: it does not depend on the number of ranks
+    T    seq_len, tokens per sequence; a step has B T tokens
 """
 
 import argparse
@@ -25,9 +25,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import torch
 
 from .. import recipe
-from ..config import ModelConfig
+from ..config import CHOICES, ModelConfig
 from ..optim.pmen import PMEN
-from ..presets import LADDER, preset
+from ..presets import FULL_SIZE, PRESETS, preset
 
 __all__ = [
     "TrainConfig",
@@ -36,7 +36,9 @@ __all__ = [
     "check_recipe",
     "field_help",
     "given",
+    "in_force",
     "model_config",
+    "preset_help",
     "read_file",
     "recipe_numbers",
     "run_defaults",
@@ -47,86 +49,109 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A run. Frozen: what was asked for is what config.json records."""
+    """The settings of a run. Frozen, so that config.json records what was asked for."""
 
     out: str = ""
-    """The run's folder: config.json, metrics.jsonl, samples.jsonl, checkpoints/ and at the end export/. ngpt train needs it."""
+    """The run's folder: config.json, metrics.jsonl, samples.jsonl, checkpoints/ and at the end export/. Required."""
     steps: int | None = None
-    """Optimizer steps in all. Not given: as many as the model's training tokens (its field tokens) need. The laptop's presets
-    (pico, micro, mini) have no such number: for them one of the two must be given."""
+    """Total number of optimizer steps. Not given: as many as the model's setting --tokens requires. The laptop presets (pico,
+    micro, mini) do not set that: give one of the two."""
     batch_size: int = 8
-    """B: sequences in one optimizer step, over all ranks together. It does not change with their number. Not given for a preset
-    of the ladder (1B to 30B): 512."""
+    """B: sequences per optimizer step, over all ranks together: it does not depend on the number of ranks. Presets of the
+    ladder (1B to 30B) use 512 unless this is given."""
     seq_len: int = 256
-    """T: tokens of a sequence. Not given for a preset of the ladder (1B to 30B): 8192."""
+    """T: tokens per sequence. Presets of the ladder (1B to 30B) use 8192 unless this is given."""
     micro_batch: int | None = None
-    """Sequences that a rank processes at once; the rest of its share follows (gradient accumulation). None: its whole share."""
+    """Sequences that a rank processes at once; it accumulates gradients over its share of the batch. None: the whole share."""
     data: tuple[str, ...] = ("embedded",)
-    """Packed corpora to train on, DIR or DIR=WEIGHT for a blend; embedded: 1 MB of Python source; stdlib: your own Python's."""
+    """Packed corpora to train on, DIR or DIR=WEIGHT for a blend; embedded: 1 MB of Python source; stdlib: your own Python's.
+    Token files of nanoGPT, llm.c (FILE.bin, or their folder) and Megatron (FILE.bin with FILE.idx) are read where they are."""
     val_data: tuple[str, ...] = ()
-    """Packed corpora to evaluate on. Not given: the held-out split of --data."""
+    """Packed corpora or token files to evaluate on. Not given: the held-out split of --data."""
+    tokenizer: str | None = None
+    """The tokenizer of token files, which do not name it: bytes, a tokenizer.json, a Hugging Face name, or tiktoken:NAME."""
     verify_data: bool = True
-    """Compare the checksums of all shards before the first step (the ranks share the work)."""
+    """Verify the checksums of all shards before the first step (the ranks share the work)."""
     seed: int = 0
-    """Decides the first weights, the order of the data, exploration noise and samples."""
+    """Determines the initial weights, the order of the data, the exploration noise and the samples."""
 
     recipe: tuple[str, ...] = ()
-    """Numbers of the recipe to change, NAME=VALUE: those of ``recipe.Settings`` (nGPT) or ``recipe.Baseline`` (GPT), e.g.
-    rho=0.1. A dot reaches into ``PMEN`` and ``SMGC``: smgc.R=2."""
+    """Numbers of the recipe to change, as NAME=VALUE, such as rho=0.1. The names are the fields of ``recipe.Settings`` (nGPT)
+    or ``recipe.Baseline`` (GPT); a dot reaches into PMEN, SMGC, AutoGate: smgc.R=2, or eps_gate=auto eps_gate.quantile=0.9."""
     scaled: bool = True
-    """Give a short run or a narrow model the numbers that suit it (``recipe.scaled``); others have the paper's. --recipe comes
-    on top. config.json has them as items of recipe, with scaled false: a run keeps the numbers that it starts with."""
+    """Adapt the recipe's numbers to a short run or a narrow model (``recipe.scaled``). The full-size presets (1B to 30B,
+    8B-dense) use the paper's unless this is given. --recipe takes precedence. config.json records the result in recipe, with
+    scaled false, so that a resumed run keeps its numbers."""
 
     eval_every: int = 50
-    """Evaluate every so many steps, and at the end; 0: only at the end."""
+    """Evaluate every N steps and at the end; 0: only at the end."""
     eval_windows: int = 64
-    """Windows of T tokens in an evaluation, drawn once from the held-out split: always the same."""
+    """Windows of T tokens per evaluation; always the same ones, drawn once from the held-out split."""
     diagnostics_every: int = 25
-    """Write the optimizer's diagnostics every so many steps; 0: never."""
+    """Write the optimizer's diagnostics every N steps; 0: never."""
     sample_every: int = 0
-    """Write a sample of text every so many steps, and at the end; 0: only at the end."""
-    sample_prompt: str = "def "
-    """What a sample begins with."""
+    """Write a text sample every N steps and at the end; 0: only at the end."""
+    sample_prompt: str | None = None
+    """The text that a sample continues. Not given: the start of the first held-out document."""
     sample_tokens: int = 128
-    """Tokens of a sample; 0: none."""
+    """Tokens per sample; 0: no samples."""
     tensorboard: bool = True
-    """Write TensorBoard events too, where the package tensorboard is installed."""
+    """Also write TensorBoard events, if the package tensorboard is installed."""
     wandb: str | None = None
-    """The Weights & Biases project to report to (needs the package wandb)."""
+    """The Weights & Biases project to report to (needs the package wandb). --resume continues the same run there."""
+    mlflow: str | None = None
+    """The MLflow experiment to report to (needs the package mlflow). --resume continues the same run there."""
+    callback: tuple[str, ...] = ()
+    """Callbacks of your own, package.module:Name (see ngpt_core/train/callbacks.py)."""
 
     save_every: int = 500
-    """Write a checkpoint every so many steps, and at the end; 0: only at the end (and on SIGTERM)."""
+    """Write a checkpoint every N steps and at the end; 0: only at the end (and on SIGTERM)."""
     keep: int = 2
-    """Checkpoints to keep: the newest so many."""
+    """How many checkpoints to keep: the newest ones."""
     keep_every: int = 0
-    """Keep the checkpoints of every so many steps for good, besides; 0: none."""
+    """Also keep the checkpoint of every Nth step permanently; 0: none."""
     async_save: bool = False
-    """Write checkpoints in the background: training waits for the copy to memory and not for the disk."""
+    """Write checkpoints in the background of the next step, which waits for them at its end."""
     re_anchor: bool = False
-    """With --resume: accept another number of steps; what is left of the schedule is spread over the steps that are left."""
+    """With --resume: accept a new number of steps, and spread the rest of the schedule over the remaining steps."""
+
+    sentinel: int = 0
+    """Watch for hardware that damages numbers: compare checksums of all parameters and moments before every update and every
+    checkpoint, and compute every Nth step twice. Damage is named, and training goes back to the last checkpoint. 0: off."""
+    timeout: int = 1800
+    """On many ranks: after N seconds without progress, name the rank that the others wait for and end the run."""
 
     device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one."""
+    """cpu, cuda, or auto: cuda if there is a GPU."""
     precision: str = "auto"
-    """The precision of matrix products: fp32, or bf16 with fp32 master weights. auto: bf16 on a GPU with units for it (Ampere
-    and newer), else fp32."""
+    """The precision of matrix products: fp32, or bf16 with fp32 master weights. auto: bf16 on a GPU with bf16 units
+    (Ampere or newer), otherwise fp32."""
     compile: bool = False
     """torch.compile each block."""
     activation_checkpointing: str = "none"
-    """none; selective: keep what matrix products computed and compute the rest again; full: compute each block again."""
+    """none; selective: keep the results of matrix products and recompute the rest; full: recompute each block."""
     replicas: int = 1
-    """HSDP: shard within world/replicas ranks and replicate over the rest. 1: FSDP over all ranks."""
+    """HSDP: the number of replicas, each sharded over ranks/replicas ranks. 1: FSDP over all ranks."""
     expert_parallel: int = 1
-    """Ranks that divide the experts of a layer among them, exchanging tokens; composes with FSDP and HSDP."""
+    """The number of ranks that share the experts of a layer and exchange tokens; works together with FSDP and HSDP."""
     reshard: bool = True
-    """FSDP: free a block's gathered weights after its forward pass (less memory), gather them again for the backward."""
+    """FSDP: free a block's gathered weights after its forward pass (less memory) and gather them again for the backward."""
     float8: bool = False
-    """Matrix products in float8 through torchao (cuda sm_89 or newer)."""
+    """Compute matrix products in float8 with torchao (CUDA sm_89 or newer)."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "seq_len", "eval_windows", "keep", "replicas", "expert_parallel"):
+        for name in _FROM_ONE:
             self._at_least(name, 1)
-        for name in ("eval_every", "diagnostics_every", "sample_every", "sample_tokens", "save_every", "keep_every", "seed"):
+        for name in (
+            "eval_every",
+            "diagnostics_every",
+            "sample_every",
+            "sample_tokens",
+            "save_every",
+            "keep_every",
+            "seed",
+            "sentinel",
+        ):
             self._at_least(name, 0)
         for name in ("steps", "micro_batch"):
             if getattr(self, name) is not None:
@@ -138,28 +163,30 @@ class TrainConfig:
             raise ValueError("--data needs at least one corpus; leave it out for the embedded one.")
         if self.seed >= 2**63 - 2**32:  # steps are added to it
             raise ValueError(f"--seed must be below 2^63 - 2^32; got {self.seed}.")
-        if not isinstance(self.wandb, str | None):
-            raise ValueError(f"wandb must be the name of a project; got {self.wandb!r}.")
-        for f in fields(self):  # a file may hold anything, and "false" is true
+        names = {"wandb": "the name of a project", "mlflow": "the name of an experiment", "sample_prompt": "a string"}
+        for name, what in names.items():
+            if not isinstance(value := getattr(self, name), str | None):
+                raise ValueError(f"{name} must be {what}; got {value!r}.")
+        for f in fields(self):  # a file may hold anything, and the string "false" is true
             value, kind = getattr(self, f.name), type(f.default)
             if kind in (bool, str) and type(value) is not kind:
-                want = "true or false" if kind is bool else "a text"
+                want = "true or false" if kind is bool else "a string"
                 raise ValueError(f"{f.name} must be {want}; got {value!r}.")
             if kind is tuple and not (isinstance(value, tuple) and all(isinstance(x, str) for x in value)):
-                raise ValueError(f'{f.name} must be a list of texts, as in ["embedded"]; got {value!r}.')
+                raise ValueError(f'{f.name} must be a list of strings, as in ["embedded"]; got {value!r}.')
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"--{_flag(name)} must be an integer, at least {least}; got {value!r}.")
+            raise ValueError(f"--{_flag(name)} must be an integer of at least {least}; got {value!r}.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as config.json has them."""
+        """Plain values, as stored in config.json."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrainConfig":
-        """From plain values; a name that is no field is an error that lists the fields."""
+        """From plain values. ValueError for an unknown name."""
         return cls(**_typed(cls, values))
 
     def with_values(self, values: Mapping[str, Any]) -> "TrainConfig":
@@ -167,6 +194,8 @@ class TrainConfig:
         return replace(self, **_typed(type(self), values))
 
 
+_FROM_ONE = "batch_size seq_len eval_windows keep timeout replicas expert_parallel".split()
+_FROM_ZERO = "eval_every diagnostics_every sample_every sample_tokens save_every keep_every sentinel seed".split()
 _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "precision": ("auto", "fp32", "bf16"),
@@ -180,16 +209,16 @@ def _flag(name: str) -> str:
 
 
 def _typed(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with lists turned to tuples; a name that is no field is an error that lists the fields."""
+    """``values`` with lists turned into tuples. ValueError for a name that is not a field of ``cls``."""
     known = {f.name for f in fields(cls)}
     if unknown := sorted(set(values) - known):
-        raise ValueError(f"there is no setting {', '.join(map(repr, unknown))}; there are {', '.join(sorted(known))}.")
+        raise ValueError(f"there is no setting {', '.join(map(repr, unknown))}; the settings are {', '.join(sorted(known))}.")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @cache
 def field_help(cls: type) -> dict[str, str]:
-    """Field -> the text that stands under it in the source: written once, read in the file, in ``--help`` and in the book."""
+    """Field -> the text under it in the source, written once for the file, ``--help`` and the book."""
     [body] = [n.body for n in ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body if isinstance(n, ast.ClassDef)]
     return {
         ast.unparse(node.target): " ".join(ast.literal_eval(text.value).replace("``", "").split())
@@ -214,8 +243,8 @@ def _parser_of(kind: Any) -> tuple[Callable[[str], Any], bool]:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of TrainConfig and ModelConfig. A flag that is not given leaves no trace (see ``given``)."""
-    parser.add_argument("--preset", help="the model to start from (default: pico)", default=argparse.SUPPRESS)
+    """One flag for each field of TrainConfig and ModelConfig. A flag that is not given sets nothing (see ``given``)."""
+    parser.add_argument("--preset", metavar="NAME", help=preset_help(), default=argparse.SUPPRESS)
     kind = parser.add_mutually_exclusive_group()
     for flag, value, text in (("--normalized", True, "train nGPT (the default)"), ("--baseline", False, "train its GPT twin")):
         kind.add_argument(flag, dest="normalized", action="store_const", const=value, help=text, default=argparse.SUPPRESS)
@@ -235,12 +264,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             if convert is bool:
                 group.add_argument(f"--{_flag(f.name)}", action=argparse.BooleanOptionalAction, **options)
             else:
-                options |= {"nargs": "+"} if many else {}
-                group.add_argument(f"--{_flag(f.name)}", type=convert, metavar=f.name.upper(), **options)
+                options |= {"nargs": "*" if f.name == "callback" else "+"} if many else {}
+                choices = _CHOICES.get(f.name) or (CHOICES.get(f.name) if cls is ModelConfig else None)
+                metavar = f"{{{','.join(choices)}}}" if choices else f.name.upper()
+                group.add_argument(f"--{_flag(f.name)}", type=convert, metavar=metavar, **options)
+
+
+def preset_help() -> str:
+    """The help of --preset, with every name."""
+    return f"the model to start from: {', '.join(PRESETS)} (default: pico)"
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """A flat TOML or JSON file of settings, named as the fields are."""
+    """The settings in a flat TOML or JSON file, named like the fields."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         if path.endswith(".json"):
@@ -250,7 +286,7 @@ def read_file(path: str) -> dict[str, Any]:
 
             values = tomllib.loads(text)
         else:
-            raise ValueError(f"this Python reads no TOML ({path}): write the settings as JSON.")
+            raise ValueError("TOML needs Python 3.11 or newer; write the settings as JSON.")
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as settings: {error}") from None
     if not isinstance(values, dict):
@@ -262,7 +298,7 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def given(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the user said, file first and flags on top: (settings of the run, settings of the model with ``preset``)."""
+    """The user's settings, with flags over the file: (those of the run, those of the model and ``preset``)."""
     values = read_file(args.config) if args.config else {}
     values |= {k: v for k, v in vars(args).items() if k in _RUN or k in _MODEL}
     if unknown := sorted(set(values) - _RUN - _MODEL):
@@ -277,16 +313,16 @@ _MODEL = {f.name for f in _OF_MODEL} | {"preset", "normalized"}
 
 
 def model_config(values: Mapping[str, Any]) -> ModelConfig:
-    """The preset with what was said on top."""
+    """The preset with these values on top."""
     values = dict(values)
     name, normalized = values.pop("preset", "pico"), values.pop("normalized", True)
     return preset(name, normalized, **values)
 
 
 def recipe_numbers(config: TrainConfig, model: ModelConfig, steps: int | None = None) -> recipe.Settings | recipe.Baseline:
-    """The recipe's numbers for this run of ``steps``: the paper's, or those scaled to it, with what ``--recipe`` changes.
+    """The recipe's numbers for a run of ``steps``: the paper's, or those scaled to the run, with the changes of ``--recipe``.
 
-    The trainer looks at every gradient itself, and stops before the update: the optimizer need not look again.
+    The trainer checks every gradient and stops before the update, so the optimizer does not check again.
     """
     numbers: recipe.Settings | recipe.Baseline
     if model.normalized:
@@ -298,9 +334,9 @@ def recipe_numbers(config: TrainConfig, model: ModelConfig, steps: int | None = 
     for item in config.recipe:
         name, equals, text = item.partition("=")
         if not equals:
-            raise ValueError(f"--recipe {item}: want NAME=VALUE.")
+            raise ValueError(f"--recipe {item}: expected NAME=VALUE.")
         if name == "nonfinite":
-            raise ValueError(f"--recipe {item}: a run looks at every gradient itself, and stops before the update.")
+            raise ValueError(f"--recipe {item}: training itself checks every gradient before the update; leave this out.")
         try:
             numbers = _changed(numbers, name, text)
         except (ValueError, TypeError, KeyError) as error:
@@ -309,25 +345,35 @@ def recipe_numbers(config: TrainConfig, model: ModelConfig, steps: int | None = 
 
 
 def settled(config: TrainConfig, model: ModelConfig, steps: int) -> TrainConfig:
-    """The config of a new run, with its scaled numbers written out in front of what --recipe changes: a run that is resumed
-    repeats them, even if its length has changed since, or the rule of ``recipe.scaled``."""
+    """The config of a new run, with its scaled numbers written out before the items of --recipe: a resumed run keeps them even
+    if its length or the rule of ``recipe.scaled`` has changed since."""
     if not config.scaled:
         return config
     plain, own = (vars(recipe_numbers(replace(config, scaled=scaled, recipe=()), model, steps)) for scaled in (False, True))
-    said = {item.partition("=")[0] for item in config.recipe}
-    found = (f"{name}={_written(value)}" for name, value in own.items() if value != plain[name] and name not in said)
+    changed = {item.partition("=")[0] for item in config.recipe}
+    found = (f"{name}={_written(value)}" for name, value in own.items() if value != plain[name] and name not in changed)
     return replace(config, scaled=False, recipe=(*found, *config.recipe))
 
 
+def in_force(config: TrainConfig, model: ModelConfig, steps: int, scaled: bool) -> str:
+    """Which numbers of the recipe a run uses, in one line. ``scaled``: as asked for, even if they are settled by now."""
+    plain, own = (vars(recipe_numbers(c, model, steps)) for c in (replace(config, scaled=False, recipe=()), config))
+    changed = ", ".join(f"{name}={_written(value)}" for name, value in own.items() if value != plain[name])
+    if not changed:
+        return "recipe: the paper's numbers"
+    base = "scaled to this run" if scaled else "the paper's numbers"
+    return f"recipe: {base}, with {changed}"
+
+
 def _written(value: object) -> str:
-    """A value of the recipe as text that ``_number`` reads as the very same value."""
+    """A value of the recipe as text that ``_number`` reads back exactly."""
     return ",".join(map(repr, value)) if isinstance(value, tuple) else str(value)
 
 
 def check_recipe(config: TrainConfig, model: ModelConfig, steps: int) -> None:
-    """Refuse numbers that the optimizer or the schedule would not take, by the first item of --recipe with which they fail."""
+    """Refuse numbers that the optimizer or the schedule rejects, and name the first item of --recipe that causes it."""
     numbers = recipe_numbers(config, model, steps)
-    groups = [  # of every kind, each around one number that is a unit row
+    groups = [  # one of every kind, each with a single number as its unit row
         {**numbers.group(rule, model, steps), "params": [torch.ones(1, 1)], "unit_dim": 1 if rule.unit else None}
         for rule in recipe.TABLE.values()
     ]
@@ -348,28 +394,39 @@ def check_length(config: TrainConfig, model: ModelConfig) -> None:
 
 
 def _changed(numbers: Any, name: str, text: str) -> Any:
-    """``numbers`` with the field of that name, or of that part of a field (``smgc.R``), set to what the text says."""
+    """``numbers`` with the field of that name, or of that part of a field (``smgc.R``), set from the text."""
     name, dot, rest = name.partition(".")
     hints = get_type_hints(type(numbers))
     if name not in hints:
-        raise ValueError(f"want NAME=VALUE with a NAME of {', '.join(hints)}.")
+        raise ValueError(f"unknown name {name!r}; the names are {', '.join(hints)}.")
+    if name == "lines":
+        raise ValueError("lines are objects: pass them to recipe.build in Python, as lines={...}.")
     old = getattr(numbers, name)
     if dot and old is None:
-        raise ValueError(f"{name} is none: there is no {rest} to set.")
+        raise ValueError(f"{name} is none, so {rest} cannot be set.")
     if dot and not is_dataclass(old):
         raise ValueError(f"{name} has no parts: write {name}=VALUE.")
-    if not dot and text.lower() != "none" and is_dataclass(old):
+    if not dot and text.lower() != "none" and is_dataclass(old) and str not in get_args(hints[name]):
         raise ValueError(f"{name} is set part by part ({name}.{fields(old)[0].name}=...), or to none.")
     return replace(numbers, **{name: _changed(old, rest, text) if dot else _number(text, hints[name])})
 
 
 def _number(text: str, kind: Any) -> object:
-    """A value of the recipe from text: none, true, false, a name, a number, or two numbers with a comma."""
-    if text.lower() in ("none", "true", "false"):
-        return {"none": None, "true": True, "false": False}[text.lower()]
-    if str in (kind, *get_args(kind)):
+    """A value of the recipe from text: none, true, false, a name, a number, or two numbers separated by a comma."""
+    words = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    options = get_args(kind)
+    if bool in options and all(part in ("true", "false") for part in text.lower().split(",")):  # one for each of two
+        return tuple(words[part] for part in text.lower().split(","))
+    if float in options and str in options:  # a number or a name
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    if str in (kind, *options):
         return text
-    shape = get_origin(kind) or kind
+    shape = bool if bool in options else get_origin(kind) or kind
     try:
         if shape is tuple:
             return tuple(map(float, text.split(",")))
@@ -377,19 +434,19 @@ def _number(text: str, kind: Any) -> object:
             return int(text) if shape is int else float(text)
     except ValueError:
         pass
-    want = {bool: "true or false", int: "a whole number", tuple: "two numbers with a comma"}.get(shape, "a number")
-    raise ValueError(f"want {want}; got {text!r}.")
+    expected = {bool: "true or false", int: "a whole number", tuple: "two numbers separated by a comma"}.get(shape, "a number")
+    raise ValueError(f"expected {expected}; got {text!r}.")
 
 
 def run_defaults(model: ModelConfig) -> dict[str, Any]:
-    """Batch and length for models of the ladder (the paper does not give its own): 4M tokens a step. Others: TrainConfig's."""
-    return {"batch_size": 512, "seq_len": 8192} if model.name in LADDER else {}
+    """Full-size models: the paper's numbers, and 4M tokens per step (the paper does not state its batch)."""
+    return {"batch_size": 512, "seq_len": 8192, "scaled": False} if model.name in FULL_SIZE else {}
 
 
 def total_steps(config: TrainConfig, model: ModelConfig) -> int:
-    """--steps, or as many as the model's training tokens need."""
+    """--steps, or as many steps as the model's training tokens require."""
     if config.steps is not None:
         return config.steps
     if model.tokens is None:
-        raise ValueError("say how long to train: --steps N (or --tokens N).")
+        raise ValueError("the length of the run is not set: add --steps N or --tokens N.")
     return math.ceil(model.tokens / (config.batch_size * config.seq_len))

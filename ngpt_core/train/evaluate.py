@@ -1,11 +1,11 @@
-"""How good is a model on text that it never saw?
+"""How good is a model on text that it has never seen?
 
-The held-out loss is the mean cross-entropy over a fixed set of windows: the same at every evaluation, on any number of ranks.
-Bits per byte make models with different tokenizers comparable: the loss in bits, times tokens per byte of the text.
+The held-out loss is the mean cross-entropy over a fixed set of windows, the same at every evaluation on any number of ranks.
+Bits per byte make models with different tokenizers comparable: the loss in bits times the tokens per byte of text.
 
     bits per byte = loss / ln 2 * tokens / bytes          (tokens and bytes of the held-out split)
 
-Per-position loss: the mean over tokens at position 0, 1, 2, ... of a window. It falls with position as far as context helps.
+Per-position loss: the mean over tokens at position 0, 1, 2, ... of a window. It falls for as long as more context helps.
 """
 
 import math
@@ -25,10 +25,10 @@ __all__ = ["Evaluation", "bits_per_byte", "evaluate", "evaluate_documents", "eva
 
 @dataclass
 class Evaluation:
-    """A held-out loss and what it rests on."""
+    """A held-out loss and the number of tokens behind it."""
 
     loss: float
-    """Mean cross-entropy in nats per token; nan if there was no token to predict."""
+    """Mean cross-entropy in nats per token; nan if there was nothing to predict."""
     tokens: int
     """Targets that were counted."""
 
@@ -80,7 +80,7 @@ def evaluate_positions(
 
 @torch.no_grad()
 def evaluate_documents(model: LanguageModel, corpus: Corpus, rows: int, seq_len: int) -> list[tuple[float, int]]:
-    """(sum of the cross-entropy, targets) of each held-out document, all of the split, in one process."""
+    """(sum of the cross-entropy, number of targets) of each document in the held-out split, in one process."""
     stream, number, losses, counted, numbers = corpus.stream("val"), 0, [], [], []
     model.eval()
     device = next(model.parameters()).device
@@ -99,12 +99,12 @@ def evaluate_documents(model: LanguageModel, corpus: Corpus, rows: int, seq_len:
 
 
 def _cross_entropy(model: LanguageModel, batch: Batch) -> torch.Tensor:
-    """Of every token [B, T], in float64; 0 where it does not count."""
+    """The loss of every token [B, T], in float64; 0 where the target is ignored."""
     logits = model(batch.tokens, batch.documents)
     return F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORE, reduction="none").double().cpu()
 
 
 def bits_per_byte(loss: float, corpora: list[tuple[Corpus, float]]) -> float:
-    """The loss in bits for each byte of text, by the tokens and bytes of the corpora's held-out splits."""
+    """The loss in bits per byte of text, from the tokens and bytes of the corpora's held-out splits."""
     splits = [corpus.manifest["splits"]["val"] for corpus, _ in corpora]
     return loss / math.log(2) * sum(s["tokens"] for s in splits) / sum(s["bytes"] for s in splits)

@@ -1,8 +1,8 @@
-"""How do the experts of a layer live on several ranks? Tokens travel to them, and back.
+"""How do several ranks share the experts of a layer? Tokens travel to their experts and back.
 
-Of E experts a rank keeps E/P. The module that held them all is entered and left as before, with its own tokens sorted by
-expert; in between, two all-to-alls exchange them. Gradients flow back the same way, so that an expert's gradient is already
-summed over the P ranks.
+Each rank keeps E/P of the E experts. The module's interface does not change: it takes this rank's tokens, sorted by expert, and
+returns them in the same order; in between, two all-to-alls exchange them. Gradients flow back the same way, so an expert's
+gradient is already summed over the P ranks.
 
 Symbols: P ranks that share the experts of a layer; E experts; N rows (token, expert) of this rank; d d_model.
 """
@@ -25,42 +25,42 @@ __all__ = ["cut_experts", "divide_experts"]
 
 
 def divide_experts(experts: Experts, mesh: DeviceMesh) -> None:
-    """Keep this rank's experts alone, and let tokens travel: the module is entered and left as before."""
+    """Keep only this rank's experts, and exchange tokens in ``forward``: the module's interface does not change."""
     axis = mesh["expert"]
     for name in ("up", "down"):
         part = distribute_tensor(getattr(experts, name).detach(), axis, [Shard(0)], src_data_rank=None)
         setattr(experts, name, nn.Parameter(part))
-    experts.forward = partial(_exchange, experts, axis)  # type: ignore[method-assign]  # of this one module, not of its class
+    experts.forward = partial(_exchange, experts, axis)  # type: ignore[method-assign]  # replaced in this one module, not in its class
 
 
 def _exchange(experts: Experts, axis: DeviceMesh, x: Tensor, counts: Tensor) -> Tensor:
-    """x [N, d] sorted by expert, counts [E] -> [N, d] in the same order, computed where the experts are.
+    """x [N, d] sorted by expert, counts [E] -> [N, d] in the same order, each row computed on the rank that has its expert.
 
-    P ranks with E/P experts each. What a rank sends is already in order; what it receives is ordered by sender and then by
-    expert, and is sorted by expert before the product.
+    What a rank sends is already sorted by expert; what it receives is ordered by sender and then by expert, so it is sorted by
+    expert before the product.
     """
     P, group = axis.size(), axis.get_group()
     mine = len(counts) // P
     sent = counts.view(P, mine).long()
-    received = torch.empty_like(sent)  # [sender, expert of mine]
+    received = torch.empty_like(sent)  # [sender, expert of this rank]
     dist.all_to_all_single(received, sent.contiguous(), group=group)
-    to, come = sent.sum(1).tolist(), received.sum(1).tolist()
+    n_sent, n_received = sent.sum(1).tolist(), received.sum(1).tolist()
 
-    x = all_to_all(x.contiguous(), come, to, group)
+    x = all_to_all(x.contiguous(), n_received, n_sent, group)
     expert = torch.arange(mine, device=x.device).repeat(P).repeat_interleave(received.flatten())
     order = expert.argsort(stable=True)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=x.device)
 
     first = axis.get_local_rank() * mine
-    here: Any = SimpleNamespace(up=local(experts.up), down=local(experts.down), s_u=experts.s_u)  # all that forward reads
+    here: Any = SimpleNamespace(up=local(experts.up), down=local(experts.down), s_u=experts.s_u)  # all forward reads
     if experts.s_u is not None and experts.config.s_u_per_expert:
         rows = experts.s_u()[first : first + mine]
         here.s_u = lambda: rows
     y = Experts.forward(here, x[order], received.sum(0).to(counts.dtype))
-    return all_to_all(y[place].contiguous(), to, come, group)
+    return all_to_all(y[place].contiguous(), n_sent, n_received, group)
 
 
 def cut_experts(p: nn.Parameter, shards: int) -> Shard:
-    """Experts [E_local, ff, d] are cut along E, or along ff where E does not divide: rows stay whole either way."""
+    """Experts [E_local, ff, d] are cut along E, or along ff if E does not divide evenly: rows stay whole either way."""
     return Shard(1) if p.ndim == 3 and local(p).shape[0] % shards and p.shape[1] % shards == 0 else Shard(0)

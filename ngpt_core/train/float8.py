@@ -1,12 +1,12 @@
-"""How do matrix products run in float8, when the modules are not ``nn.Linear``?
+"""How do matrix products run in float8 if the modules are not ``nn.Linear``?
 
-torchao multiplies two high-precision tensors by casting both to float8 with a scale of their own, in the forward pass and for
-both gradients. Here its product takes the place of ``F.linear(x, W)`` and ``u @ W`` inside the blocks, for as long as a block's
-forward pass runs: a mode of torch sees each call and exchanges it. The modules know nothing of it.
+torchao multiplies two high-precision tensors by casting each to float8 with its own scale, in the forward pass and for both
+gradients. During the forward pass of a block, a torch function mode replaces ``F.linear(x, W)`` and ``u @ W`` by that product.
+The modules do not know about it.
 
-Exchanged: products of bfloat16 activations with a bfloat16 matrix whose sides are multiples of 16, as the hardware asks. Left
-alone: the router (it computes in float32), the grouped products of the experts, attention and the scan, embedding and head.
-Master weights, optimizer state and reductions are float32 as ever.
+Replaced: products of bfloat16 activations with a bfloat16 matrix, if all sides are multiples of 16, as the hardware requires.
+Unchanged: the router (it computes in float32), the grouped products of the experts, attention and the scan, embedding and head.
+Master weights, optimizer state and reductions stay in float32.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
 class Float8Products(TorchFunctionMode):
-    """While it is entered, products that fit (see above) are torchao's. ``count`` says how many were."""
+    """A mode in which torchao computes the products that fit (see above). ``count`` is their number."""
 
     def __init__(self, emulate: bool = False):
         try:
@@ -31,7 +31,7 @@ class Float8Products(TorchFunctionMode):
             from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
             from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
         except ImportError:
-            raise ValueError("--float8 needs the package torchao: pip install torchao, or leave it out.") from None
+            raise ValueError("--float8 needs the package torchao: pip install torchao, or leave the flag out.") from None
         super().__init__()
         self.config = Float8LinearConfig(emulate=emulate)
         gemms = (self.config.gemm_config_output, self.config.gemm_config_grad_input, self.config.gemm_config_grad_weight)
@@ -47,7 +47,7 @@ class Float8Products(TorchFunctionMode):
 
     @staticmethod
     def _fits(x: Tensor, w: Tensor) -> bool:
-        """bfloat16 activations [..., n] and a matrix, every side (the number of tokens too) a multiple of 16."""
+        """bfloat16 activations [..., n] and a matrix, with every side (also the number of tokens) a multiple of 16."""
         halves = x.dtype == w.dtype == torch.bfloat16
         return halves and w.ndim == 2 and x.ndim > 1 and all(n % 16 == 0 for n in (*w.shape, x.numel() // x.shape[-1]))
 

@@ -1,4 +1,4 @@
-"""How much arithmetic is it to train on one token?"""
+"""How much arithmetic does it take to train on one token?"""
 
 from ..config import ModelConfig
 
@@ -8,8 +8,8 @@ __all__ = ["flops_per_token"]
 def flops_per_token(model: ModelConfig, seq_len: int) -> float:
     """FLOPs of training on one token: three times the forward pass (forward, and backward to inputs and to weights).
 
-    Twice the matrix entries that the token meets, plus attention's two products with the (on average T/2) tokens before it and
-    the chunked scan's with its chunk. Embedding look-ups and elementwise work are not counted.
+    Two per matrix entry that the token uses, plus attention's two products with the tokens before it (T/2 on average) and the
+    chunked scan's products within its chunk. Embedding lookups and elementwise work are not counted.
     """
     c, d, T = model, model.d_model, seq_len
     E_active = c.top_k * 2 * c.expert_ff * d + c.n_experts * d + 2 * c.shared_ff * d

@@ -1,9 +1,9 @@
-"""How is a run carried out? Begin or resume, step after step, evaluate, save, stop on a signal, export.
+"""How does a run proceed? Begin or resume, train step by step, evaluate, save, stop on a signal, export.
 
-    trainer.py     one step                          checkpoint.py   surviving
-    run.py         what was asked for                metrics.py      what is logged
+    trainer.py     one step                          checkpoint.py   saving and resuming
+    run.py         new, or resumed?                  metrics.py      what is logged
 
-``train`` is all of it. An error after a step must not lose the step: ``saved_on_failure``.
+``train`` does all of it. An error after a step must not lose the step: ``_saved_on_failure``.
 """
 
 import contextlib
@@ -11,21 +11,26 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 import torch
 
-from .. import recipe
+from .. import native, recipe
 from ..gpus import peak_flops
 from ..nn.model import LanguageModel
+from ..seal import Damaged
 from .checkpoint import newest
-from .config import recipe_numbers
+from .config import in_force, recipe_numbers
 from .flops import flops_per_token
 from .folder import RunFolder
 from .memory import OutOfMemory, room_for
-from .metrics import Metrics, check_wandb
-from .run import Run, open_blend
+from .metrics import Metrics, check_loggers
+from .recovery import load_newest
+from .run import Run, named_tokenizer, open_blend
+from .sentinel import RETURNS, Corrupted
 from .trainer import Trainer
+from .watchdog import FOLLOWS, WHO, Watchdog
 from .world import World, lost_a_peer, start
 
 __all__ = ["dry_run", "train"]
@@ -36,8 +41,8 @@ def train(run: Run) -> int:
     if run.finished:
         print(f"{run.folder} is finished: {run.steps} steps. Nothing to do.", file=sys.stderr)
         return 0
-    check_wandb(run.config.wandb)
-    world, folder, lock = start(run.config), RunFolder(run.folder), None
+    check_loggers(run.config)
+    world, folder, lock, why = start(run.config), RunFolder(run.folder), None, ""
     try:
         corpora, held_out = _corpora(run, world)
         with room_for("making the model", "Choose a smaller one, or divide it among more ranks (torchrun)."):
@@ -47,73 +52,140 @@ def train(run: Run) -> int:
         lock = world.first(lambda: folder.claim(run))
         if run.checkpoint is not None:
             with room_for(f"reading {run.checkpoint.path}", trainer.memory_advice()):
-                trainer.resume(run.checkpoint)
+                run = replace(run, checkpoint=load_newest(run.folder, world, trainer.resume))
         world.first(lambda: folder.begin(run, corpora))
+        if world.device.type == "cpu":
+            world.first(_kernels)
+        if world.size > 1:
+            world.watchdog = Watchdog(world.rank, world.size, run.config.timeout, run.folder)
         return _loop(trainer, held_out)
-    except RuntimeError as error:
-        if world.size > 1 and lost_a_peer(error):
-            raise ValueError(f"rank {world.rank} ends because another rank has ended: see the error of that one.") from None
+    except BaseException as error:
+        why = f"{type(error).__name__}: {error}"
+        if world.size > 1 and isinstance(error, Exception) and lost_a_peer(error):
+            why = f"{FOLLOWS}: {world.watchdog.who_ended() if world.watchdog else WHO}"
+            last = newest(run.folder)
+            action = f"Continue from {last} with --resume." if last else "Start the run again."
+            raise ValueError(f"rank {world.rank} ends because {why}. {action}") from None
         raise
     finally:
-        world.close()
+        world.close(why)
         if lock is not None:
             lock.close()
+
+
+def _kernels() -> None:
+    """Compile the C++ kernels now, and say so, if this machine has not done it yet. No compiler: nothing."""
+    say = cache(lambda: print("compiling the kernels for this CPU, once on this machine ...", file=sys.stderr))
+    with contextlib.suppress(RuntimeError, OSError):
+        for source in native.SOURCES:
+            native.build(source, before=say)
 
 
 def _corpora(run: Run, world: World) -> tuple[list, list]:
     """(the corpora to train on, those with a held-out split), verified by all ranks together."""
     config, vocab_size = run.config, run.model.vocab_size
-    open_data = partial(open_blend, config.data, vocab_size, run.tokenizer, run.folder)
+    reader = RunFolder(run.folder).tokenizer if run.tokenizer else partial(named_tokenizer, config)
+    open_data = partial(open_blend, config.data, vocab_size, run.tokenizer, run.folder, reader=reader)
     corpora = world.first(open_data) or open_data()  # the first rank goes first: it may have to pack a corpus
     if config.verify_data:
         for corpus, _ in corpora:
             corpus.verify(world.rank, world.size)
     if not config.val_data:
         return corpora, [c for c in corpora if c[0].has("val")]
-    held_out = open_blend(config.val_data, vocab_size, corpora[0][0].manifest["tokenizer"], "--data", "--val-data")
+    same = corpora[0][0]
+    open_held_out = partial(
+        open_blend, config.val_data, vocab_size, same.manifest["tokenizer"], "--data", "--val-data", same.tokenizer, "val"
+    )
+    held_out = world.first(open_held_out) or open_held_out()
+    if config.verify_data:
+        for corpus, _ in held_out:
+            corpus.verify(world.rank, world.size, splits=("val",))
     if not all(corpus.has("val") for corpus, _ in held_out):
         raise ValueError("--val-data needs corpora with a held-out split: pack them with --val-fraction above 0.")
     return corpora, held_out
 
 
 def _loop(trainer: Trainer, held_out: list) -> int:
-    run, world, config, total = trainer.run, trainer.world, trainer.run.config, trainer.run.steps
-    metrics = Metrics(run.folder, trainer.t, total, config.tensorboard, config.wandb) if world.main else None
-    flops, peak = flops_per_token(run.model, config.seq_len), peak_flops(world.device) * world.size
-
-    def due(every: int) -> bool:
-        return trainer.t == total or (every > 0 and trainer.t % every == 0)
+    run, world, total = trainer.run, trainer.world, trainer.run.steps
+    metrics = Metrics(run, trainer.t) if world.main else None
+    per_token = flops_per_token(run.model, run.config.seq_len) / (peak_flops(world.device) * world.size)  # of the peak's second
 
     with _signals(trainer):
         while trainer.t < total and not trainer.stop:
-            look = config.diagnostics_every > 0 and (trainer.t + 1) % config.diagnostics_every == 0
-            record, text = _step(trainer, look), None
-            record["mfu"] = record["tokens_per_s"] * flops / peak
-            with _saved_on_failure(trainer), room_for(f"evaluating step {trainer.t}", trainer.memory_advice()):
-                try:
-                    if held_out and due(config.eval_every) and (loss := trainer.validate(held_out)) == loss:  # not nan
-                        record["val_loss"] = loss
-                    if config.sample_tokens and due(config.sample_every):
-                        text = trainer.sample()
-                finally:  # every step has its line, even if it could not be evaluated
-                    if metrics is not None:
-                        metrics.write(record, text)
-            if due(config.save_every) or trainer.stop:
-                trainer.save()
+            try:
+                _advance(trainer, held_out, metrics, per_token)
+            except Corrupted as damage:
+                _go_back(trainer, damage)
+                if metrics is not None:
+                    metrics.close(finished=False)
+                    metrics = Metrics(run, trainer.t)
         trainer.checkpoints.finish()
         if metrics is not None:
-            metrics.close()
+            metrics.close(finished=trainer.t == total)
         if trainer.t < total:
             if world.main:
                 print(f"\nstopped at step {trainer.t} of {total}, saved; continue with --resume.", file=sys.stderr)
             return 128 + signal.SIGTERM
+        world.at("exporting the model")
         trainer.export()
     return 0
 
 
+def _advance(trainer: Trainer, held_out: list, metrics: Metrics | None, per_token: float) -> None:
+    """One step, and what is due after it: the held-out loss, a sample, a line of metrics, a checkpoint."""
+    config, total = trainer.run.config, trainer.run.steps
+
+    def due(every: int) -> bool:
+        return trainer.t == total or (every > 0 and trainer.t % every == 0)
+
+    diagnose = config.diagnostics_every > 0 and (trainer.t + 1) % config.diagnostics_every == 0
+    record, text = _step(trainer, diagnose), None
+    record["mfu"] = record["tokens_per_s"] * per_token
+    trainer.world.at(f"evaluation and metrics of step {trainer.t}")
+    with _saved_on_failure(trainer), room_for(f"evaluating step {trainer.t}", trainer.memory_advice()):
+        try:
+            if held_out and due(config.eval_every) and (loss := trainer.validate(held_out)) == loss:  # not nan
+                record["val_loss"] = loss
+            if config.sample_tokens and due(config.sample_every):
+                text = trainer.sample()
+        finally:  # every step gets its line, even if its evaluation failed
+            if metrics is not None:
+                metrics.write(record, text)
+    if due(config.save_every) or trainer.stop:
+        if metrics is not None:
+            metrics.sync()  # a checkpoint must not survive a power failure that its steps' lines do not
+        trainer.save()
+        if metrics is not None:
+            metrics.saved()
+
+
+def _go_back(trainer: Trainer, damage: Corrupted) -> None:
+    """Continue from the last good checkpoint. ValueError if there is none, or if that did not help before."""
+    assert trainer.sentinel is not None  # it raised the error
+    done = trainer.t
+    trainer.checkpoints.finish()
+    if newest(trainer.run.folder) is None:
+        raise ValueError(f"{damage} There is no checkpoint to go back to: start the run again.") from None
+    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.parallel.reshard()
+    try:
+        checkpoint = load_newest(trainer.run.folder, trainer.world, trainer.resume)
+    except Damaged as error:
+        raise ValueError(f"{damage} Training cannot go back: {error}") from None
+    trainer.sentinel.returns[trainer.t] += 1
+    if trainer.sentinel.returns[trainer.t] > RETURNS:
+        raise ValueError(
+            f"{damage} Training went back to {checkpoint.path} {RETURNS} times, and it happened again: replace the machine. If "
+            "its results are not meant to be the same to the bit, continue with --resume --sentinel 0."
+        ) from None
+    if trainer.world.main:
+        action = f"training goes back to {checkpoint.path} and repeats {done - trainer.t} steps"
+        print(f"\nngpt: {damage} Therefore {action}.", file=sys.stderr)
+
+
 @contextlib.contextmanager
 def _saved_on_failure(trainer: Trainer) -> Iterator[None]:
-    """Saves the last step before an error leaves the block. Not if one rank of many ran out of memory or disk: the others would
+    """Save the last step before an error leaves the block, unless one rank of many ran out of memory or disk: the others would
     not join the save."""
     try:
         yield
@@ -124,12 +196,12 @@ def _saved_on_failure(trainer: Trainer) -> Iterator[None]:
         raise
 
 
-def _step(trainer: Trainer, look: bool) -> dict:
+def _step(trainer: Trainer, diagnose: bool) -> dict:
     """One step. If memory runs out in a single process before the update begins, the step before it is saved."""
     t, counts = trainer.t, list(trainer.loader.counts)
     try:
         with room_for(f"step {t + 1}", trainer.memory_advice()):
-            return trainer.step(look)
+            return trainer.step(diagnose) if trainer.sentinel is None else trainer.sentinel.step(diagnose)
     except OutOfMemory as error:
         trainer.optimizer.zero_grad(set_to_none=True)
         trainer.loader.counts = counts
@@ -138,8 +210,8 @@ def _step(trainer: Trainer, look: bool) -> dict:
                 trainer.save()
             trainer.checkpoints.finish()
         last = newest(trainer.run.folder)
-        again = f"continue{f' from {last}' if last else ''} with --resume" if t else "start again"
-        raise OutOfMemory(f"{error} Then {again}.") from None
+        action = f"continue{f' from {last}' if last else ''} with --resume" if t else "start again"
+        raise OutOfMemory(f"{error} Then {action}.") from None
 
 
 @contextlib.contextmanager
@@ -147,9 +219,9 @@ def _signals(trainer: Trainer) -> Iterator[None]:
     """SIGTERM and Ctrl-C ask the loop to save and stop after the current step."""
 
     def ask(number: int, frame: object) -> None:
-        trainer.asked = True
+        trainer.stop_requested = True
 
-    if threading.current_thread() is not threading.main_thread():  # only that one receives signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
     old = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -167,4 +239,7 @@ def dry_run(run: Run) -> str:
     rows = recipe.table(model, run.steps, recipe_numbers(run.config, run.model, run.steps))
     tokens = run.steps * run.config.batch_size * run.config.seq_len
     size = sum(p.numel() for p in model.parameters())
-    return f"{recipe.format_table(rows)}\n{len(rows)} parameters, {size:,} numbers; {run.steps:,} steps, {tokens:,} tokens"
+    return (
+        f"{in_force(run.config, run.model, run.steps, run.scaled)}\n{recipe.format_table(rows)}\n"
+        f"{len(rows)} parameters, {size:,} numbers; {run.steps:,} steps, {tokens:,} tokens"
+    )

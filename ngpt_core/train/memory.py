@@ -1,7 +1,7 @@
-"""What if memory runs out? Then the user reads what to lower, instead of a traceback from deep inside torch.
+"""What happens when memory runs out? The user reads what to change, instead of a traceback from deep inside torch.
 
-torch has no one error for it: ``torch.OutOfMemoryError`` on a GPU, a plain RuntimeError of the allocator on a CPU; Python has
-MemoryError.
+There is no single error for it: torch raises ``torch.OutOfMemoryError`` on a GPU and a plain RuntimeError on a CPU; Python
+raises MemoryError.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ _WORDS = ("out of memory", "can't allocate memory", "not enough memory", "bad_al
 
 
 class OutOfMemory(ValueError):
-    """Memory ran out; the text says when, and what to lower."""
+    """Memory ran out; the message says when, and what to change."""
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether this is an error of a memory that is full."""
+    """Whether the error means that memory ran out."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS))
 
 
 @contextlib.contextmanager
 def room_for(what: str, advice: str) -> Iterator[None]:
-    """Turns an error of a full memory in the block into ``OutOfMemory`` with the advice."""
+    """Turn an out-of-memory error in the block into ``OutOfMemory`` with the advice."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

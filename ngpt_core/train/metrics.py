@@ -1,35 +1,38 @@
-"""What is logged of a run, while it trains and afterwards?
+"""What does a run log?
 
-    metrics.jsonl    one line for each optimizer step, flushed: step, tokens, loss (only the cross-entropy), lr, grad_norm, ...;
-                     val_loss where it was evaluated, diagnostics every ``diagnostics_every`` steps
-    samples.jsonl    text that the model wrote, and at which step
+    metrics.jsonl    one line per optimizer step, flushed: step, tokens, loss (only the cross-entropy), lr, grad_norm, ...;
+                     val_loss if it was evaluated, diagnostics every ``diagnostics_every`` steps
+    samples.jsonl    text that the model wrote, with the step
     a live line      loss, tokens/s, MFU, lr, time left; without a terminal a plain line every ten seconds
-    TensorBoard, W&B the same numbers, if installed and asked for
+    others           TensorBoard, W&B, MLflow and your own: ``callbacks.py`` and ``loggers.py``
 
-MFU (model FLOPs utilization) is the share of the device's peak that the model's own arithmetic uses: 3 times the forward pass's
-FLOPs (forward and backward, without recomputation), times tokens/s, over ranks times peak.
+MFU (model FLOPs utilization) is the share of the peak that the model's own arithmetic uses: 3 times the FLOPs of the forward
+pass (forward and backward, without recomputation), times tokens/s, divided by the number of ranks times the peak.
 """
 
 import contextlib
-import io
 import json
-import sys
-import time
-from importlib.util import find_spec
+import os
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from ..checks import is_number
-from ..files import write_text
+from ..files import sync_names, write_text
+from .callbacks import Callback, LiveLine, find_callback, load_callback
+from .config import TrainConfig
+from .loggers import MLflow, TensorBoard, WandB, check_installed
 
-__all__ = ["Metrics", "check_wandb", "read_lines", "read_metrics"]
+if TYPE_CHECKING:
+    from .run import Run
+
+__all__ = ["JSONL", "Metrics", "check_loggers", "read_lines", "read_metrics"]
 
 
 def read_metrics(run: Path | str) -> list[dict]:
-    """The lines of a run's metrics.jsonl, without one that a crash or a full disk cut short."""
+    """The lines of a run's metrics.jsonl, without a line that a crash or a full disk cut short."""
     path = Path(run) / "metrics.jsonl"
     if not path.is_file():
-        raise ValueError(f"{run} is not a run: it has no metrics.jsonl (ngpt train --out {run} makes one).")
+        raise ValueError(f"{run} is not a run: it has no metrics.jsonl (ngpt train --out {run} starts one).")
     return [record for record in read_lines(path) if all(is_number(record.get(key)) for key in ("tokens", "loss", "time"))]
 
 
@@ -43,89 +46,88 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def _remove_lines(path: Path, after: int) -> None:
-    """Remove the lines of steps beyond ``after``, atomically: a full disk must not cost the others."""
+    """Remove the lines of steps beyond ``after``, atomically: on a full disk the others must survive."""
     write_text(path, "".join(json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= after))
 
 
-def check_wandb(project: str | None) -> None:
-    """Can the run report to Weights & Biases as asked? Called before anything is written."""
-    if project and find_spec("wandb") is None:
-        raise ValueError(f"--wandb {project} needs the package wandb: pip install wandb, or leave it out.")
+class JSONL(Callback):
+    """metrics.jsonl and samples.jsonl, flushed line by line."""
 
-
-class Metrics:
-    """Writes a run's numbers, on the first rank only."""
-
-    def __init__(self, run: Path, after: int, total: int, tensorboard: bool, wandb: str | None):
+    def start(self, run: "Run", after: int) -> None:
         """Lines of steps beyond ``after`` (written after the checkpoint that a run resumes from) are removed."""
-        self.folder, self.after, self.total = run, after, total
-        self.out: TextIO = sys.stderr or io.StringIO()  # a closed stderr (2>&-) is None
-        path, self.samples = run / "metrics.jsonl", run / "samples.jsonl"
+        path, self.samples = run.folder / "metrics.jsonl", run.folder / "samples.jsonl"
         for old in filter(Path.exists, (path, self.samples)):
             _remove_lines(old, after)
         self.file = open(path, "a", encoding="utf-8")
-        self.board = self._tensorboard(run) if tensorboard else None
-        self.wandb = self._wandb(run, wandb) if wandb else None
-        self.began, self.shown = time.monotonic(), 0.0
-        self.live = self.out.isatty()
 
-    @staticmethod
-    def _tensorboard(run: Path) -> Any | None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return None  # not installed; metrics.jsonl has everything
-        return SummaryWriter(str(run / "tensorboard"))
+    def step(self, record: dict[str, Any]) -> None:
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
 
-    @staticmethod
-    def _wandb(run: Path, project: str) -> Any:
-        import wandb
+    def sample(self, step: int, text: str) -> None:
+        with open(self.samples, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "text": text}) + "\n")
 
-        try:
-            return wandb.init(project=project, dir=str(run), name=run.name, resume="allow")
-        except Exception as error:  # no network, no login: it raises its own errors
-            raise ValueError(f"--wandb {project} cannot be reached ({error}): log in to it, or leave it out.") from None
+    def sync(self) -> None:
+        """Flush both files to the disk."""
+        os.fsync(self.file.fileno())
+        if self.samples.exists():
+            with open(self.samples, "a", encoding="utf-8") as file:
+                os.fsync(file.fileno())
+        sync_names(self.samples.parent)
 
-    def write(self, record: dict, sample: str | None) -> None:
-        """Log a step: its line of metrics.jsonl, flushed, a sample if there is one, and the live line."""
-        try:
-            self.file.write(json.dumps(record) + "\n")
-            self.file.flush()
-            if sample is not None:
-                with open(self.samples, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({"step": record["step"], "text": sample}) + "\n")
-            numbers = {k: v for k, v in record.items() if isinstance(v, (int, float))}
-            if self.board is not None:
-                for key, value in numbers.items():
-                    self.board.add_scalar(key, value, record["step"])
-            if self.wandb is not None:
-                self.wandb.log(numbers, step=record["step"])
-        except OSError as error:
-            raise OSError(error.errno, f"metrics of step {record['step']}: {error.strerror}", str(self.folder)) from None
-        self._show(record)
-
-    def _show(self, record: dict) -> None:
-        """The live line: rewritten in a terminal at most ten times a second; elsewhere a line every ten seconds."""
-        now, last = time.monotonic(), record["step"] == self.total
-        if now - self.shown < (0.1 if self.live else 10.0) and not last and record["step"] > 1:
-            return
-        self.shown = now
-        seconds = int((self.total - record["step"]) * (now - self.began) / (record["step"] - self.after))
-        left = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        line = (
-            f"step {record['step']}/{self.total}  loss {record['loss']:.4f}  {record['tokens_per_s']:,.0f} tokens/s  "
-            f"MFU {record['mfu']:.1%}  lr {record['lr']:.2e}  {left} left"
-        )
-        if "val_loss" in record:
-            line += f"  val {record['val_loss']:.4f}"
-        if self.live:
-            line = f"\r\x1b[2K{line}"
-        with contextlib.suppress(OSError):  # the reader may be gone, as with `2>&1 | head`
-            print(line, end="" if self.live and not last else "\n", file=self.out, flush=True)
-
-    def close(self) -> None:
+    def end(self, step: int, finished: bool) -> None:
         self.file.close()
-        if self.board is not None:
-            self.board.close()
-        if self.wandb is not None:
-            self.wandb.finish()
+
+
+def check_loggers(config: TrainConfig) -> None:
+    """Can the run report as asked? Called before anything is written."""
+    check_installed("--wandb", "wandb", config.wandb)
+    check_installed("--mlflow", "mlflow", config.mlflow)
+    for name in config.callback:
+        find_callback(name)
+
+
+class Metrics:
+    """Tells every callback of a run what happens, on the first rank only. metrics.jsonl comes first, the live line last."""
+
+    def __init__(self, run: "Run", after: int):
+        config = run.config
+        self.folder, self.step = run.folder, after
+        self.callbacks: list[Callback] = [JSONL()]
+        self.callbacks += [TensorBoard()] if config.tensorboard else []
+        self.callbacks += [WandB(config.wandb)] if config.wandb else []
+        self.callbacks += [MLflow(config.mlflow)] if config.mlflow else []
+        self.callbacks += [load_callback(name) for name in config.callback] + [LiveLine()]
+        for callback in self.callbacks:
+            callback.start(run, after)
+
+    def write(self, record: dict[str, Any], sample: str | None) -> None:
+        """Report a step, with its held-out loss and its sample if there are any."""
+        self.step = record["step"]
+        try:
+            for callback in self.callbacks:
+                callback.step(record)
+                if "val_loss" in record:
+                    callback.eval(self.step, record["val_loss"])
+                if sample is not None:
+                    callback.sample(self.step, sample)
+        except OSError as error:
+            raise OSError(error.errno, f"metrics of step {self.step}: {error.strerror}", str(self.folder)) from None
+        except Exception as error:  # of a user's callback, or of a service: a ValueError, so that the loop saves the step first
+            name = type(callback).__name__
+            raise ValueError(f"the callback {name} failed at step {self.step}: {type(error).__name__}: {error}") from error
+
+    def sync(self) -> None:
+        """Flush the lines of all steps to the disk."""
+        for callback in self.callbacks:
+            if isinstance(callback, JSONL):
+                callback.sync()
+
+    def saved(self) -> None:
+        for callback in self.callbacks:
+            callback.save(self.step)
+
+    def close(self, finished: bool) -> None:
+        for callback in self.callbacks:
+            callback.end(self.step, finished)

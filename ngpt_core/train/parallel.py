@@ -1,24 +1,23 @@
-"""How does one model run on many ranks, without knowing it?
+"""How does one model run on many ranks without knowing it?
 
-PyTorch's own engine on a grid of ranks (a DeviceMesh) with three axes:
+PyTorch shards it over a grid of ranks (a DeviceMesh) with three axes:
 
-    replica    HSDP: copies of everything, gradients all-reduced across them
-    shard      FSDP2: each rank keeps 1/shard of every matrix, of its gradient and of its optimizer state; a block's matrices
-               are gathered just before they are used
-    expert     expert parallelism: each rank keeps n_experts/expert of the experts, and tokens travel to theirs and back (two
-               all-to-alls a layer). For everything that is not an expert this axis is more of ``shard``
+    replica    HSDP: full copies of everything, with gradients all-reduced across them
+    shard      FSDP2: each rank keeps 1/shard of every matrix, its gradient and its optimizer state; a block's matrices are
+               gathered just before they are used
+    expert     expert parallelism: each rank keeps n_experts/expert of the experts, and tokens travel to their experts and back
+               (two all-to-alls per layer). For all other parameters this axis extends ``shard``
 
-Every rank reads its own rows of the global batch, whatever the axes. Gradients are *summed* over ranks, for the loss of a rank
-is already its share of the global mean (``model.loss(..., denominator=)``).
+Every rank reads its own rows of the global batch, whatever the axes. Gradients are *summed* over ranks because a rank's loss is
+already its share of the global mean (``model.loss(..., denominator=)``).
 
-Matrices are sharded along their first dimension, so a row, a point of the sphere, is never cut. The scales (alpha, s_qk, s_u,
-s_z, s_mamba, s_moe) and A_log, D, dt_bias stay whole and in float32 on every rank: they are small, and a step of theirs would
-be lost in bfloat16's 8 bits. (The forward pass of a bfloat16 run rounds the scales, as all else, except s_z.) Their gradients
-are summed in one message (``Parallel.finish_gradients``).
+Matrices are sharded along their first dimension, so a row (a point on the sphere) is never cut. The scales (alpha, s_qk, s_u,
+s_z, s_mamba, s_moe) and A_log, D, dt_bias stay whole and in float32 on every rank: they are small, and their updates would be
+lost in bfloat16's 8 bits. (The forward pass of a bfloat16 run rounds every scale except s_z.) Their gradients are summed in one
+message (``Parallel.finish_gradients``).
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,25 +28,28 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from ..config import ModelConfig
 from ..nn.model import LanguageModel
 from ..nn.moe import Experts
 from ..nn.scale import Scale
+from ..rehearsal import rehearsing
 from .config import TrainConfig
 from .expert_parallel import cut_experts, divide_experts
 from .float8 import Float8Products, in_float8
+from .recompute import recomputed
 from .world import World, uses_bf16
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["Parallel", "initialize", "parallelize"]
+__all__ = ["Parallel", "check_ranks", "initialize", "parallelize"]
 
 WHOLE = ("A_log", "D", "dt_bias")
 
 
 # ---- the grid --------------------------------------------------------------------------------------------------------
 def make_meshes(config: TrainConfig, world: World) -> tuple[DeviceMesh, DeviceMesh]:
-    """The ranks as replica x fsdp, for everything, and as replica x shard x expert, for divided experts."""
+    """The ranks as replica x fsdp, for everything, and as replica x shard x expert, for experts that ranks share."""
     inner = world.size // config.replicas
     return (
         init_device_mesh(world.device.type, (config.replicas, inner), mesh_dim_names=("replica", "fsdp")),
@@ -59,13 +61,15 @@ def make_meshes(config: TrainConfig, world: World) -> tuple[DeviceMesh, DeviceMe
     )
 
 
-# ---- the first weights -----------------------------------------------------------------------------------------------
+# ---- initial weights -------------------------------------------------------------------------------------------------
 def initialize(model: LanguageModel, seed: int, device: torch.device) -> None:
-    """Give a model on the meta device its memory and its first weights: the same ones however it is sharded.
+    """Allocate a model that is on the meta device and draw its initial weights, which do not depend on how it is sharded.
 
-    Each module draws from a generator of its own, seeded by (seed, its name). A sharded module draws its full matrices and
-    keeps its part, one module at a time: no rank ever holds the whole model.
+    Each module draws from its own generator, seeded by (seed, its name). A sharded module draws its full matrices and keeps
+    its part, one module at a time, so no rank ever holds the whole model.
     """
+    if rehearsing():  # there are no values
+        return
     model.to_empty(device=device)
     for name, module in model.named_modules():
         if not hasattr(module, "reset_parameters"):
@@ -94,7 +98,7 @@ def _keep_part(p: Tensor, full: Tensor) -> None:
 
 
 def whole_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """What every rank keeps whole and in float32. Looked up anew each time: materializing a model replaces its parameters."""
+    """The parameters that every rank keeps whole and in float32. Not cached: materializing a model replaces its parameters."""
     named = ((m, n, p) for m in model.modules() for n, p in m.named_parameters(recurse=False))
     return [p for m, n, p in named if isinstance(m, Scale) or n in WHOLE]
 
@@ -102,14 +106,14 @@ def whole_parameters(model: nn.Module) -> list[nn.Parameter]:
 # ---- the model on the grid -------------------------------------------------------------------------------------------
 @dataclass
 class Parallel:
-    """What the training loop needs to know of the grid: nothing, if there is one rank."""
+    """What the training loop must do on a grid of ranks; nothing, if there is only one rank."""
 
     world: World
     model: LanguageModel
     sharded: "list[FSDPModule]" = field(default_factory=list)
 
     def micro_batch(self, last: bool) -> None:
-        """Before a backward pass: replicas exchange gradients only with the last micro-batch of a step."""
+        """Before a backward pass: replicas exchange gradients only in the last micro-batch of a step."""
         for module in self.sharded:
             module.set_requires_all_reduce(last, recurse=False)
             module.set_is_last_backward(last)
@@ -124,12 +128,12 @@ class Parallel:
             g.copy_(part.view_as(g))
 
     def reshard(self) -> None:
-        """After an evaluation: drop gathered copies, or the next forward pass would use weights from before the update."""
+        """After an evaluation: free gathered weights, or the next forward pass would use those from before the update."""
         for module in self.sharded:
             module.reshard()
 
     def grad_norm(self) -> Tensor:
-        """||g|| over all parameters and ranks; each coordinate counted once."""
+        """||g|| over all parameters and ranks, with each coordinate counted once."""
         total = torch.zeros((), device=self.world.device)
         for p in self.model.parameters():
             if p.grad is None:
@@ -144,34 +148,48 @@ class Parallel:
         return self.world.sum(total).sqrt()
 
 
+def check_ranks(config: TrainConfig, model: ModelConfig, ranks: int) -> None:
+    """Refuse a run that cannot be divided among this number of ranks."""
+    per, share = config.replicas * config.expert_parallel, config.batch_size // ranks
+    if ranks % per:
+        raise ValueError(
+            f"{ranks} ranks do not divide into {config.replicas} replicas x {config.expert_parallel} ranks that share experts: "
+            f"use a multiple of {per} ranks, or change --replicas or --expert-parallel."
+        )
+    experts = model.n_experts if "E" in model.pattern else 0
+    if config.expert_parallel > 1 and (experts == 0 or experts % config.expert_parallel):
+        raise ValueError(
+            f"--expert-parallel {config.expert_parallel}: the model's {experts} experts per layer do not divide into "
+            f"{config.expert_parallel} parts; choose a divisor of {experts}, or leave the flag out."
+        )
+    if config.batch_size % ranks:
+        raise ValueError(
+            f"the global batch of {config.batch_size} sequences does not divide into {ranks} ranks: change --batch-size."
+        )
+    if config.micro_batch and share % config.micro_batch:
+        raise ValueError(
+            f"a rank's share of {share} sequences does not divide into micro-batches of {config.micro_batch}: change "
+            "--micro-batch."
+        )
+
+
 def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Parallel:
     """Apply, from the inside out: expert parallelism, activation checkpointing, compilation, FSDP."""
-    per = config.replicas * config.expert_parallel
-    if world.size % per:
-        raise ValueError(
-            f"{world.size} ranks do not divide into {config.replicas} replicas x {config.expert_parallel} ranks that share "
-            f"experts: start a multiple of {per}, or change --replicas or --expert-parallel."
-        )
+    check_ranks(config, model.config, world.size)
     meshes = make_meshes(config, world) if dist.is_initialized() else None
     if config.expert_parallel > 1:
-        experts = model.config.n_experts if "E" in model.config.pattern else 0
-        if experts == 0 or experts % config.expert_parallel:
-            raise ValueError(
-                f"--expert-parallel {config.expert_parallel}: the model has {experts} experts in a layer, which do not divide "
-                f"into so many ranks; it must be a divisor of {experts}."
-            )
         for module in model.modules():
             if isinstance(module, Experts):
                 assert meshes is not None  # there is more than one rank
                 divide_experts(module, meshes[1])
     float8 = _float8(config, world) if config.float8 else None
-    if config.compile:  # a graph for each kind of block, with and without gradients, for each shape: 8 are too few
+    if config.compile:  # one graph per kind of block, shape and grad mode: 8, the default, are too few
         torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     for block in model.blocks:
         if float8 is not None:
             block.forward = in_float8(block.forward, float8)
         if config.activation_checkpointing != "none":
-            block.forward = _checkpointed(block.forward, config.activation_checkpointing)
+            block.forward = recomputed(block.forward, config.activation_checkpointing)
         if config.compile:
             block.forward = torch.compile(block.forward)
     return Parallel(world, model) if meshes is None else _fully_shard(model, config, world, *meshes)
@@ -200,7 +218,7 @@ def _fully_shard(
             wrap(module, mesh=expert_mesh["replica", "shard"], shard_placement_fn=cut)
     for module in (model.embedding, *model.blocks, model.head, model):
         wrap(module, mesh=mesh)
-    # The methods by which the model and its head are entered. ``loss`` and ``generate`` go through these two.
+    # The entry points of the model and its head: ``loss`` and ``generate`` go through these two.
     register_fsdp_forward_method(model, "hidden")
     register_fsdp_forward_method(model.head, "loss")
     sharded: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
@@ -212,26 +230,9 @@ def _fully_shard(
 
 # ---- how a block computes -------------------------------------------------------------------------------------------
 def _float8(config: TrainConfig, world: World) -> Float8Products:
-    """float8 products, computed by the hardware on a GPU that has them; on a CPU they are emulated, to be looked at."""
+    """float8 products: computed by the hardware on a GPU that supports them, emulated on a CPU (to try them out)."""
     if not uses_bf16(config, world.device):
-        raise ValueError("--float8 is a refinement of bf16 products: add --precision bf16.")
+        raise ValueError("--float8 replaces bf16 products, and this run computes in fp32: add --precision bf16.")
     if world.device.type == "cuda" and torch.cuda.get_device_capability(world.device) < (8, 9):
         raise ValueError(f"--float8 needs a GPU of compute capability 8.9 or more; {torch.cuda.get_device_name()} has less.")
     return Float8Products(emulate=world.device.type == "cpu")
-
-
-def _checkpointed(forward: Callable, how: str) -> Callable:
-    """``forward``, computed again in the backward pass. Router statistics are outputs of a block, so they count once."""
-    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-
-    if how == "full":
-        return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
-    aten = torch.ops.aten
-    products = {aten.mm.default, aten.addmm.default, aten.bmm.default, torch.ops.ngpt_core.expert_mm.default}
-
-    def keep(context: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-        attention = "scaled_dot_product" in str(op)
-        return CheckpointPolicy.MUST_SAVE if op in products or attention else CheckpointPolicy.PREFER_RECOMPUTE
-
-    context_fn = partial(create_selective_checkpoint_contexts, keep)
-    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)

@@ -6,26 +6,32 @@ states for every field of both configs what a resumed run may do with it. Nothin
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..checks import is_within
 from ..config import ModelConfig
 from ..data.corpus import BUILT_IN, Corpus, check_tokenizer, open_corpus
-from .checkpoint import Checkpoint, newest, open_checkpoint
+from ..data.foreign import is_foreign
+from ..data.tokenizers import Tokenizer, load_tokenizer
+from .checkpoint import Checkpoint, newest
 from .config import TrainConfig, check_length, check_recipe, model_config, run_defaults, settled, total_steps
 from .folder import RunFolder
+from .recovery import Candidates
 
-__all__ = ["POLICIES", "Run", "open_blend", "prepare"]
+__all__ = ["POLICIES", "Run", "check_belongs", "named_tokenizer", "open_blend", "prepare"]
 
 # What may a resumed run do with a field? Policy -> its fields; a test checks that every field of both configs has one policy.
 POLICIES = {
     "fixed": "batch_size seq_len seed",  # another value is refused, and the checkpoint must have the same
+    "given": "tokenizer",  # another value is refused: the run has a copy of the tokenizer
     "architecture": """name normalized vocab_size d_model pattern max_seq_len n_heads n_kv_heads head_dim rope_theta mamba_heads
         mamba_head_dim state groups conv chunk A_range dt_range dt_min vector_s_mamba ff activation n_experts top_k expert_ff
-        shared_ff routed_scaling s_u_per_expert vector_s_moe lgp_q lgp_form alpha_init alpha_scale abs_alpha s_qk_init
+        shared_ff routed_scaling s_u_per_expert vector_s_moe lgp_q lgp_form positive_s_z scale_dt alpha_init alpha_scale
+        abs_alpha s_qk_init
         s_qk_scale s_u_init s_u_scale s_z_init s_z_scale s_mamba_init s_mamba_scale s_moe_init s_moe_scale init_std
         norm_eps""",  # fixed too: a checkpoint continues only as the model it was saved from
     "settled": "scaled",  # another value is refused: the scaled numbers became items of the recipe when the run started
@@ -35,13 +41,16 @@ POLICIES = {
     "once": "re_anchor",  # holds for one command only
     "same data": "data",  # another path is accepted, other content is not: the loader compares checksums
     "free": """out micro_batch val_data verify_data eval_every eval_windows diagnostics_every sample_every sample_prompt
-        sample_tokens tensorboard wandb save_every keep keep_every async_save device precision compile activation_checkpointing
-        replicas expert_parallel reshard float8 gpt_lr router_bias_rate balance_loss""",  # the new value holds from now on
+        sample_tokens tensorboard wandb mlflow callback save_every keep keep_every async_save sentinel timeout
+        device precision compile
+        activation_checkpointing replicas expert_parallel reshard float8 gpt_lr router_bias_rate
+        balance_loss""",  # the new value holds from now on
 }
 _POLICY = {field: policy for policy, names in POLICIES.items() for field in names.split()}
 _POLICY["preset"] = _POLICY["name"]  # the flag that sets it
 _REFUSED = {
     "fixed": "A resumed run cannot change this: leave the flag out, or choose another --out.",
+    "given": "A resumed run keeps its tokenizer: leave the flag out, or choose another --out.",
     "architecture": "A checkpoint continues only as the model it was saved from: leave the flag out, or choose another --out.",
     "settled": "A resumed run keeps its numbers: leave the flag out, and change single numbers with --recipe.",
 }
@@ -56,9 +65,11 @@ class Run:
     model: ModelConfig
     steps: int
     scaled: bool  # as asked for at the start; the config itself has the numbers that followed from it
-    checkpoint: Checkpoint | None = None  # to continue from
+    checkpoint: Checkpoint | None = None  # to continue from: the newest that can be opened
     tokenizer: dict | None = None  # the description in config.json, if the run continues
     finished: bool = False
+    damaged: tuple[Path, ...] = ()  # newer checkpoints, which cannot be opened
+    id: str = field(default_factory=lambda: secrets.token_hex(8))  # in config.json and in every checkpoint of the run
 
 
 def prepare(settings: Mapping[str, Any], model_settings: Mapping[str, Any], resume: bool) -> Run:
@@ -72,6 +83,11 @@ def prepare(settings: Mapping[str, Any], model_settings: Mapping[str, Any], resu
         raise ValueError(f"{folder.path} already holds a run: continue it with --resume, or choose another --out.")
     model = model_config(model_settings)
     config = _with_absolute_paths(TrainConfig.from_dict({**run_defaults(model), **settings}))
+    if config.tokenizer and not any(is_foreign(_path_and_weight(item)[0]) for item in config.data):
+        raise ValueError(
+            f"--tokenizer {config.tokenizer} is for token files (.bin), which do not name theirs, and --data has none: a "
+            "packed corpus has its own; leave the flag out."
+        )
     steps = total_steps(config, model)
     check_length(config, model)
     check_recipe(config, model, steps)
@@ -90,6 +106,11 @@ def _resumed(folder: RunFolder, settings: Mapping[str, Any], model_settings: Map
     asked |= {name: tuple(value) if isinstance(value, list) else value for name, value in model_settings.items()}
     if "tokens" in asked:  # a length in tokens replaces one in steps
         asked.setdefault("steps", None)
+    if config.callback and "callback" not in settings:  # a run's folder may come from somebody else
+        raise ValueError(
+            f"{folder.path} was trained with --callback {' '.join(config.callback)}, which is code: a resumed run calls only "
+            "the callbacks that the command names. Give the flag again, or an empty one for none."
+        )
     changes = _changes(folder, now, asked)
     model = replace(model, **{name: value for name, value in changes.items() if name in vars(model)})
     config = _with_absolute_paths(replace(config, **{k: v for k, v in changes.items() if k in vars(config)}))
@@ -106,9 +127,17 @@ def _resumed(folder: RunFolder, settings: Mapping[str, Any], model_settings: Map
         raise ValueError(f"{folder.path} has already trained {done} steps, more than --steps {steps}.")
     if exported and latest is None and steps != planned:
         raise ValueError(f"{folder.path} is finished and has no checkpoint left to continue from: choose another --out.")
+    if not exported and latest is None and (export := folder.path / "export").is_dir():
+        raise ValueError(f"{export} is damaged, and {folder.path} has no checkpoint to write it from: restore one of them.")
     finished = exported and steps == planned and (latest is None or done == steps)
-    checkpoint = None if latest is None or finished else _checkpoint(latest, folder.path, now)
-    return Run(folder.path, config, model, steps, scaled, checkpoint, folder.record["tokenizer"], finished)
+    candidates = Candidates(folder.path)
+    checkpoint = None if latest is None or finished else candidates.next()
+    damaged = tuple(path for path, _ in candidates.damaged)
+    same = folder.record.get("id", "")  # none in old runs
+    run = Run(folder.path, config, model, steps, scaled, checkpoint, folder.record["tokenizer"], finished, damaged, same)
+    if checkpoint is not None:
+        check_belongs(checkpoint, run)
+    return run
 
 
 def _changes(folder: RunFolder, now: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
@@ -129,13 +158,15 @@ def _changes(folder: RunFolder, now: dict[str, Any], asked: dict[str, Any]) -> d
     return changes
 
 
-def _checkpoint(path: Path, folder: Path, now: dict[str, Any]) -> Checkpoint:
-    """The checkpoint at ``path``, which must be one of the run that config.json describes."""
-    checkpoint = open_checkpoint(path)
-    saved = {**checkpoint.state["config"], **vars(checkpoint.model)}
-    if other := [name for name in (POLICIES["fixed"] + " " + POLICIES["architecture"]).split() if saved.get(name) != now[name]]:
-        raise ValueError(f"{folder / 'config.json'} does not belong to {path}: it has another {', '.join(other)}. Restore it.")
-    return checkpoint
+def check_belongs(checkpoint: Checkpoint, run: Run) -> None:
+    """ValueError unless the checkpoint is one of the run that config.json describes."""
+    saved, now = {**checkpoint.state["config"], **vars(checkpoint.model)}, {**vars(run.config), **vars(run.model)}
+    other = [name for name in (POLICIES["fixed"] + " " + POLICIES["architecture"]).split() if saved.get(name) != now[name]]
+    if run.id and checkpoint.state.get("run", run.id) != run.id:
+        other.append("id")
+    if other:
+        file = run.folder / "config.json"
+        raise ValueError(f"{file} does not belong to {checkpoint.path}: it has another {', '.join(other)}. Restore it.")
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -155,10 +186,22 @@ def _with_absolute_paths(config: TrainConfig) -> TrainConfig:
     return replace(config, data=tuple(map(absolute, config.data)), val_data=tuple(map(absolute, config.val_data)))
 
 
+def named_tokenizer(config: TrainConfig) -> Tokenizer | None:
+    """The tokenizer that --tokenizer names, for token files."""
+    return None if config.tokenizer is None else load_tokenizer(config.tokenizer)
+
+
 def open_blend(
-    items: tuple[str, ...], vocab_size: int, tokenizer: dict | None = None, owner: object = "the run", flag: str = "--data"
+    items: tuple[str, ...],
+    vocab_size: int,
+    tokenizer: dict | None = None,
+    owner: object = "the run",
+    flag: str = "--data",
+    reader: Callable[[], Tokenizer | None] = lambda: None,
+    split: str = "train",
 ) -> list[tuple[Corpus, float]]:
-    """The corpora of a flag, with their weights, for a model of this vocabulary and, if known, the tokenizer of ``owner``."""
+    """The corpora of a flag, with their weights, for a model of this vocabulary and, if known, the tokenizer of ``owner``.
+    ``reader`` returns the tokenizer of token files, which do not name it, and ``split`` says what a single one of them is."""
     corpora = []
     for item in items:
         path, text = _path_and_weight(item)
@@ -168,10 +211,10 @@ def open_blend(
             weight = math.nan
         if not is_within(weight, 0, open=True):
             raise ValueError(f"{flag} {item}: the weight after '=' must be a positive number.")
-        corpora.append((corpus := open_corpus(path), weight))
+        corpora.append((corpus := open_corpus(path, reader, split), weight))
         if corpus.vocab_size > vocab_size:
             raise ValueError(
-                f"{corpus.folder} has a vocabulary of {corpus.vocab_size} tokens, larger than the model's {vocab_size}: "
+                f"{corpus.name} has a vocabulary of {corpus.vocab_size} tokens, larger than the model's {vocab_size}: "
                 f"train a model with --vocab-size {corpus.vocab_size}, or pack the text with a smaller tokenizer."
             )
     if tokenizer is not None:

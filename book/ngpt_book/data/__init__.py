@@ -1,6 +1,7 @@
 """Which results does the book store? JSON files, each next to the script that makes it.
 
 evidence.json   make_evidence.py   chapter 9: all runs of benchmarks/evidence, compared
+foreign.json    make_foreign.py    chapter 12: a small Llama, trained in five ways
 lgp.json        make_lgp.py        chapter 3: s_z and gradient norms over a small run
 """
 

@@ -10,6 +10,7 @@
   // -- the grid ------------------------------------------------------------------------------------------------------
   const KINDS = { u2: Uint16Array, f4: Float32Array, f8: Float64Array };
   const NAN_CODE = 65535;
+  const MOST_CHOICES = 8;  // drawn as buttons
 
   // The array's values in the cell at `position`, one index for each slider.
   function reader(array) {
@@ -216,8 +217,33 @@
     }
     const soon = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };
 
+    // A choice among a few words is a group of buttons. The slider behind it, now hidden, stays what is read.
+    const groups = sliders.map(({ texts, values }, k) => {
+      if (texts.length > MOST_CHOICES || values.every((v) => Number.isFinite(Number(v)))) return null;
+      const group = Object.assign(document.createElement("div"), { className: "ngx-choices" });
+      group.setAttribute("role", "radiogroup");
+      group.setAttribute("aria-label", inputs[k].labels[0]?.textContent || sliders[k].name);
+      group.innerHTML = texts.map((text) => `<button type="button" role="radio">${escaped(text)}</button>`).join("");
+      const buttons = [...group.children], pick = (index) => { move(k, index); write(); };
+      buttons.forEach((button, index) => button.addEventListener("click", () => pick(index)));
+      group.addEventListener("keydown", (event) => {
+        const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1, Home: -Infinity, End: Infinity }[event.key];
+        if (step === undefined) return;
+        event.preventDefault();
+        pick(Math.max(0, Math.min(texts.length - 1, position[k] + step)));
+        buttons[position[k]].focus();
+      });
+      inputs[k].after(group);
+      inputs[k].hidden = outputs[k].hidden = true;
+      return buttons;
+    });
+
     function move(k, index) {
       position[k] = index;
+      groups[k]?.forEach((button, i) => {
+        button.setAttribute("aria-checked", i === index);
+        button.tabIndex = i === index ? 0 : -1;
+      });
       inputs[k].value = index;
       inputs[k].style.setProperty("--at", `${(100 * index) / (sliders[k].texts.length - 1)}%`);
       outputs[k].textContent = sliders[k].texts[index];

@@ -3,11 +3,10 @@
 ``evidence.json`` is made by benchmarks/evidence/analyse.py from the table of all runs (benchmarks/evidence/results/runs.jsonl).
 This file only draws.
 
-    fight   a comparison of GPT and nGPT with the same blocks, data, batches and tokens, each with its tuned numbers, on
-            three seeds
-    round   which numbers: 0 is A, tuned on the smallest dense model; 1 is B, with betas and warmup of the smallest hybrid
-    share   the length of one of nGPT's schedules, in units of GPT's
-    batch   tokens in a batch: 256 at the smallest size, 1,024 in the earlier study
+    comparison   of GPT and nGPT with the same blocks, data, batches and tokens, each with its tuned numbers, on three seeds
+    round        which numbers: 0 is A, tuned on the smallest dense model; 1 is B, with betas and warmup of the smallest hybrid
+    share        the length of one of nGPT's schedules, in units of GPT's
+    batch        tokens in a batch: 256 at the smallest size, 1,024 in the earlier study
 """
 
 import numpy as np
@@ -30,10 +29,12 @@ def _title(f: dict) -> str:
     return f"{f['model'].replace('-', ' ')}, {f['tokens'] / 1e6:.1f}M tokens, {'AB'[f['round']]}"
 
 
-FIGHTS = {_title(f): f for f in DATA["fights"] if (f["model"], f["sequences"]) != (DENSE, OLD)}
-assert len(FIGHTS) == sum((f["model"], f["sequences"]) != (DENSE, OLD) for f in DATA["fights"]), "two fights of one name"
+COMPARISONS = {_title(f): f for f in DATA["comparisons"] if (f["model"], f["sequences"]) != (DENSE, OLD)}
+assert len(COMPARISONS) == sum((f["model"], f["sequences"]) != (DENSE, OLD) for f in DATA["comparisons"]), (
+    "two comparisons of one name"
+)
 SEEDS = ["1", "2", "3", "mean"]
-_LENGTHS = max((len(f["shorter"]) for f in FIGHTS.values()), default=0)
+_LENGTHS = max((len(f["shorter"]) for f in COMPARISONS.values()), default=0)
 
 
 def _pick(values: list[float], seed: str) -> float:
@@ -41,9 +42,9 @@ def _pick(values: list[float], seed: str) -> float:
 
 
 # ---- the ratio of tokens ---------------------------------------------------------------------------------------------
-def ratio(fight: str, seed: str) -> dict:
+def ratio(comparison: str, seed: str) -> dict:
     """nGPT's final losses by the length of their schedules, GPT's final loss, and where the two meet."""
-    f = FIGHTS[fight]
+    f = COMPARISONS[comparison]
     shares = sorted((float(share), _pick(losses, seed)) for share, losses in f["shorter"].items())
     shares += [(np.nan, np.nan)] * (_LENGTHS - len(shares))
     x, y = (np.array(column) * scale for column, scale in zip(zip(*shares), (f["tokens"] / 1e6, 1.0)))
@@ -84,17 +85,17 @@ def short(name: str) -> str:
 
 def ratios_figure() -> go.Figure:
     """The token ratio of every comparison with its 95% interval; if a seed does not reach GPT, only the seeds."""
-    names, figure = list(FIGHTS)[::-1], go.Figure()
-    decided = [name for name in names if FIGHTS[name]["ratio"]]
-    seeds = [(ratio, name) for name in names for ratio in FIGHTS[name]["seeds"] if ratio]
-    behind = [name for name in names for ratio in FIGHTS[name]["seeds"] if not ratio]
+    names, figure = list(COMPARISONS)[::-1], go.Figure()
+    decided = [name for name in names if COMPARISONS[name]["ratio"]]
+    seeds = [(ratio, name) for name in names for ratio in COMPARISONS[name]["seeds"] if ratio]
+    behind = [name for name in names for ratio in COMPARISONS[name]["seeds"] if not ratio]
     figure.add_scatter(
         x=[r for r, _ in seeds], y=[short(n) for _, n in seeds], mode="markers", name="a seed",
         marker={"symbol": "line-ns-open", "size": 10, "color": COLORS["grey"]},
     )  # fmt: skip
     figure.add_scatter(
-        x=[FIGHTS[n]["ratio"] for n in decided], y=[short(n) for n in decided], mode="markers", name="mean, 95%",
-        marker={"size": 10, "color": NGPT}, error_x=_bars([FIGHTS[n] for n in decided], "ratio"),
+        x=[COMPARISONS[n]["ratio"] for n in decided], y=[short(n) for n in decided], mode="markers", name="mean, 95%",
+        marker={"size": 10, "color": NGPT}, error_x=_bars([COMPARISONS[n] for n in decided], "ratio"),
     )  # fmt: skip
     figure.add_scatter(
         x=[1.4] * len(behind), y=[short(n) for n in behind], mode="markers", name="a seed that does not reach GPT",
@@ -135,7 +136,7 @@ def sizes_figure() -> go.Figure:
     """The token ratio over the number of active parameters, with about 2.5 tokens per parameter."""
     kinds = {"hybrid, B": ("hybrid", 1, NGPT, 1.0), "hybrid, A": ("hybrid", 0, COLORS["teal"], 0.95),
              "dense, B": ("dense", 1, COLORS["magenta"], 1.1), "dense, A": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
-    short_runs = [f for f in FIGHTS.values() if f["tokens_per_parameter"] < 4]
+    short_runs = [f for f in COMPARISONS.values() if f["tokens_per_parameter"] < 4]
     figure = _ratios_over("active", {
         name: ([f for f in short_runs if f["model"].startswith(kind) and f["round"] == number], color, aside)
         for name, (kind, number, color, aside) in kinds.items()
@@ -149,7 +150,7 @@ def budgets_figure() -> go.Figure:
     """The token ratio over the tokens per active parameter: the hybrids, with numbers B, by size."""
     sizes = {"0.2M": (COLORS["teal"], 0.93), "0.5M": (COLORS["gold"], 1.0), "1M": (NGPT, 1.05)}  # side by side
     figure = _ratios_over("tokens_per_parameter", {
-        f"hybrid {size}": ([f for f in FIGHTS.values() if f["model"] == f"hybrid-{size}" and f["round"]], color, aside)
+        f"hybrid {size}": ([f for f in COMPARISONS.values() if f["model"] == f"hybrid-{size}" and f["round"]], color, aside)
         for size, (color, aside) in sizes.items()
     })  # fmt: skip
     ticks = ["2.5", "5", "10"]
@@ -159,9 +160,9 @@ def budgets_figure() -> go.Figure:
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
-def curves_figure(fight: str) -> go.Figure:
+def curves_figure(comparison: str) -> go.Figure:
     """Training loss over tokens, three seeds per side; each point is the mean of one fortieth of the run."""
-    f, figure = FIGHTS[fight], go.Figure()
+    f, figure = COMPARISONS[comparison], go.Figure()
     for name, color in (("GPT", GPT), ("nGPT", NGPT)):
         for i, curve in enumerate(f["curves"][name.lower()]):
             x = (np.arange(len(curve)) + 0.5) / len(curve) * f["tokens"] / 1e6
@@ -238,7 +239,7 @@ BLOCKS = {number: [b for b in DATA["blocks"] if b["round"] == number] for number
 
 def blocks(seed: str, tokens: str) -> dict:
     """What each block is worth: how much the held-out loss rises without it."""
-    steps = {f"{f['tokens'] / 1e6:.1f}M": f["steps"] for f in FIGHTS.values() if f["model"] == DENSE}[tokens]
+    steps = {f"{f['tokens'] / 1e6:.1f}M": f["steps"] for f in COMPARISONS.values() if f["model"] == DENSE}[tokens]
     found = {b["side"]: b for b in BLOCKS[0] if (b["model"], b["seed"], b["steps"]) == (DENSE, int(seed), steps)}
     return {
         "gpt": np.array(found["gpt"]["costs"]), "ngpt": np.array(found["ngpt"]["costs"]),

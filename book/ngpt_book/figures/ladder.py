@@ -96,8 +96,8 @@ def fit(x: np.ndarray, loss: np.ndarray, E: float | None = None) -> Fit:
     """
     powers = x ** -EXPONENTS[:, None]  # [n_p, rungs]
     if E is None:
-        centred = powers - powers.mean(1, keepdims=True)
-        A = (centred @ (loss - loss.mean())) / (centred**2).sum(1)
+        centered = powers - powers.mean(1, keepdims=True)
+        A = (centered @ (loss - loss.mean())) / (centered**2).sum(1)
         offset = loss.mean() - A * powers.mean(1)
     else:
         A = (powers @ (loss - E)) / (powers**2).sum(1)

@@ -23,7 +23,7 @@ PART_COLORS = {
     "gathered": "magenta", "activations": "gold", "logits": "grey",
 }  # fmt: skip
 PARTS = tuple(PART_COLORS)
-ROOM = (  # white dashes on a dark line: one of the two is seen on any page and on bars of any colour
+ROOM = (  # white dashes on a dark line: one of the two is seen on any page and on bars of any color
     {"line": {"color": "#24282f", "width": 3}, "showlegend": False, "hoverinfo": "skip"},
     {"line": {"color": "#ffffff", "width": 4, "dash": "dash"}, "name": "room", "showlegend": False},  # wider: no seam
 )

@@ -200,7 +200,7 @@ def commands() -> list[tuple[str, str, argparse.ArgumentParser]]:
 
 
 def start_flags() -> list[argparse.Action]:
-    """The flags of ``train`` and ``plan`` that are not fields of the configs: the preset, its GPT twin, a file."""
+    """The flags of ``train``, ``plan``, ``simulate`` that are not fields of the configs: the preset, its GPT twin, a file."""
     from ngpt_core.train.config import add_flags
 
     add_flags(parser := argparse.ArgumentParser(add_help=False))
@@ -220,7 +220,7 @@ class Commands(SphinxDirective):
         for name, about, parser in commands():
             body = nodes.definition("", self._text(about[:1].upper() + about[1:].removesuffix(".") + "."))
             flags = nodes.definition_list(classes=["simple"])
-            with_fields = name in ("ngpt train", "ngpt plan")
+            with_fields = name in ("ngpt train", "ngpt plan", "ngpt simulate")
             for action in [*(start_flags() if with_fields else []), *parser._actions]:
                 if not isinstance(action, argparse._HelpAction):
                     flags += self._flag(action)

@@ -7,7 +7,6 @@ table of all files of a package, each with the first paragraph of its docstring.
 
 import re
 from pathlib import Path
-from urllib.parse import urlparse
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -15,6 +14,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from ..source import RANKS, Module, locate, part_of, read
+from .address import is_real
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def source_url(repository: str, branch: str, path: str, line: int | None) -> str
     >>> source_url("https://github.com/owner/name", "main", "ngpt_core/cli.py", 7)
     'https://github.com/owner/name/blob/main/ngpt_core/cli.py#L7'
     """
-    if (urlparse(repository).hostname or ".invalid").endswith(".invalid"):
+    if not is_real(repository):
         return None
     return f"{repository}/blob/{branch}/{path}" + (f"#L{line}" if line else "")
 

@@ -6,10 +6,10 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
    all: NGPT_BOOK_EXECUTE = cache (the default), force, or off (pages from the stored outputs);
 2. puts a hash of both packages into the path of the execution cache, which otherwise depends only on the notebooks' code and
    would serve stale results of changed functions;
-3. serves plotly.js and MathJax from the installed packages, each only on pages that use it, and one copy of
-   ``explorer.js`` in place of the copies inside the outputs;
+3. serves plotly.js and MathJax from the installed packages, each only on pages that use it, one copy of ``explorer.js`` in
+   place of the copies inside the outputs, and the script and the weights of the models in the page (``live``);
 4. drops the scripts of live kernels (thebe, widgets), which would come from other hosts;
-5. builds the Colab buttons from the repository's address in ``_config.yml``;
+5. finds the repository's address (``address.py``) and builds the Colab buttons from it;
 6. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
 7. loads ``api.py``, which builds the reference from the docstrings, and ``architecture.py``, which names places in the source.
 """
@@ -30,11 +30,14 @@ from sphinx.util.fileutil import copy_asset
 
 import ngpt_core
 
+from .. import live
 from ..explorer import page
+from . import address
 
 PACKAGES = (Path(ngpt_core.__file__).parent, Path(__file__).parents[1])
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 MATHJAX = "sphinx-mathjax-offline"
+SOURCES = (".py", ".js", ".css", ".cpp", ".h", ".json", ".safetensors")
 COLAB = "https://colab.research.google.com/github"
 
 
@@ -42,7 +45,7 @@ def package_hash() -> str:
     """Changes with any source file of ngpt_core or ngpt_book, and with the Python and plotly that run it."""
     digest = hashlib.sha1(f"{sys.version_info[:2]} {plotly.__version__}".encode())
     for package in PACKAGES:
-        for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".js", ".css", ".cpp", ".json")):
+        for path in sorted(p for p in package.rglob("*") if p.suffix in SOURCES):
             digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -56,11 +59,11 @@ def configure(app: Sphinx, config) -> None:
     config.nb_execution_cache_path = str(Path(app.outdir).parent / ".jupyter_cache" / package_hash())
     # The theme does not know placeholders: it gets the address, and shows its buttons, only once it is a real one.
     options = config.html_theme_options
-    config.ngpt_repository = options.get("repository_url", "")
-    real = not (urlparse(config.ngpt_repository).hostname or ".invalid").endswith(".invalid")
-    options |= {"use_repository_button": real, "use_issues_button": real}
+    config.ngpt_repository = address.address(options.get("repository_url", ""))
+    real = address.is_real(config.ngpt_repository)
+    options |= {"use_repository_button": real, "use_issues_button": real, "repository_url": config.ngpt_repository}
     if not real:
-        options.pop("repository_url", None)
+        options.pop("repository_url")
 
 
 def copy_files(app: Sphinx) -> None:
@@ -74,16 +77,21 @@ def copy_files(app: Sphinx) -> None:
         target = static / "mathjax" / part
         copy_asset(str(mathjax / part), str(target if (mathjax / part).is_dir() else target.parent))
     (static / "ngx.js").write_text(page.script(book=True), encoding="utf-8")
+    (static / "live.js").write_text(live.page.script(), encoding="utf-8")
+    (static / "live").mkdir(exist_ok=True)
+    for name, text in live.pack.scripts():
+        (static / "live" / name).write_text(text, encoding="ascii")
 
 
 def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
-    """Remove the script copies from the outputs, and mark the page, so that it loads ngx.js once."""
+    """Remove the script copies from the outputs, and mark the page, so that it loads ngx.js or live.js once."""
     for node in doctree.findall(nodes.raw):
-        if 'class="ngx"' in node.astext():
-            text = page.BUNDLE.sub("", node.astext())
-            node.children = [nodes.Text(text)]
-            node.rawsource = text
-            app.env.metadata[app.env.docname]["ngx"] = True
+        for name, bundle in (("ngx", page.BUNDLE), ("ngl", live.page.BUNDLE)):
+            if f'class="{name}"' in node.astext():
+                text = bundle.sub("", node.astext())
+                node.children = [nodes.Text(text)]
+                node.rawsource = text
+                app.env.metadata[app.env.docname][name] = True
 
 
 def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
@@ -132,6 +140,8 @@ def page_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, d
     if app.env.metadata.get(pagename, {}).get("ngx"):
         app.add_js_file("plotly.min.js", loading_method="defer", charset="utf-8", priority=900)
         app.add_js_file("ngx.js", loading_method="defer", priority=901)
+    if app.env.metadata.get(pagename, {}).get("ngl"):
+        app.add_js_file("live.js", loading_method="defer", priority=901)
 
 
 def colab_url(repository: str, branch: str, path: str) -> str:
@@ -140,8 +150,8 @@ def colab_url(repository: str, branch: str, path: str) -> str:
     >>> colab_url("https://github.com/owner/name", "main", "book/01.ipynb")
     'https://colab.research.google.com/github/owner/name/blob/main/book/01.ipynb'
     """
-    address = urlparse(repository)
-    place = address.path if address.hostname == "github.com" else f"/{address.hostname}{address.path}"
+    parts = urlparse(repository)
+    place = parts.path if parts.hostname == "github.com" else f"/{parts.hostname}{parts.path}"
     return f"{COLAB}{place}/blob/{branch}/{path}"
 
 

@@ -89,7 +89,7 @@ def rectangle(x0: float, y0: float, x1: float, y1: float, look: str, kind: str =
 
 
 def shades(values, scale=None, lo: float | None = None, hi: float | None = None) -> list[str]:
-    """Numbers as colours "#rrggbb" on a plotly colour scale."""
+    """Numbers as colors "#rrggbb" on a plotly color scale."""
     values = np.asarray(values, dtype=float).reshape(-1)
     lo = np.nanmin(values) if lo is None else lo
     hi = np.nanmax(values) if hi is None else hi
@@ -108,7 +108,7 @@ def each(value, n: int, default) -> list:
 
 
 def tints(look: dict, n: int, default: str) -> list[str]:
-    """The colours of n markers or bars: one, a list, or numbers on a colour scale."""
+    """The colors of n markers or bars: one, a list, or numbers on a color scale."""
     numbers = numeric(look.get("color"))
     if numbers is None or not numbers.ndim:
         return each(look.get("color"), n, default)

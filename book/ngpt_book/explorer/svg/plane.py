@@ -93,7 +93,7 @@ class Plane:
         return float(axis.at([value])[0])
 
     def draw(self, colors: list[str]) -> str:
-        """Everything inside the frame; ``colors`` are the traces' default colours."""
+        """Everything inside the frame; ``colors`` are the traces' default colors."""
         out, before = self._draw_axes(), ""
         bars = [id(t) for t in self.traces if t["type"] == "bar"]
         for trace, color in zip(self.traces, colors):

@@ -103,7 +103,7 @@ class Space:
         order = [i for i in np.argsort(-corners(depth).mean(0)) if np.isfinite(quads[0][:, i] + quads[1][:, i]).all()]
         tint = shades(corners(shade[at]).mean(0), trace.get("colorscale"), trace.get("cmin"), trace.get("cmax"))
         cells = [self._turned(quads[0][:, i], quads[1][:, i]) for i in order]
-        if len(set(tint)) == 1:  # one colour: its outline alone is seen
+        if len(set(tint)) == 1:  # one color: its outline alone is seen
             inside = f'<path d="{"".join(cells)}" fill="{tint[0]}"/>'
         else:
             inside = "".join(f'<path d="{d}" fill="{tint[i]}" stroke="{tint[i]}"/>' for d, i in zip(cells, order))

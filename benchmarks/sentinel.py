@@ -1,0 +1,282 @@
+"""How many flipped bits does ``--sentinel`` find, where, and what does it cost?
+
+    python benchmarks/sentinel.py [--presets pico micro] [--flips 500] [--trials 3] [--rounds 15] [--out FILE.json]
+
+    at rest     one bit of a parameter or moment flips, from another thread, at a random time of a whole step; then all numbers
+                are compared, as before a checkpoint. The rate also for the flips that matter: those that change a weight by
+                more than 1e-3 (a flipped moment by the update that uses it)
+    by bit      one bit flips between two steps: every kind of tensor, every bit
+    transient   one bit of a gradient or an activation flips while a step is computed: found in an ordinary step, and found in a
+                step that is computed twice; the rate also for the flips that change a weight at all
+    overhead    CPU time with --sentinel 100 over that without it, the repeated step included: medians over interleaved rounds
+                of the ratios within a round (timing.py)
+
+Every trial starts from the same state. One thread, float32, the embedded corpus, nGPT; "overhead" with the presets and
+"at rest" with the first of them, on the default batch of 8 x 256 tokens; the other two with a smaller model and 20 ms per step.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from timing import machine, ratio
+from torch import Tensor
+
+from ngpt_core.train.run import open_blend, prepare
+from ngpt_core.train.sentinel import Corrupted
+from ngpt_core.train.trainer import Trainer
+from ngpt_core.train.world import World
+
+SMALL = dict(
+    preset="pico", d_model=64, pattern="ME*E", n_heads=2, n_kv_heads=1, mamba_heads=4, mamba_head_dim=16, state=8, groups=2,
+    chunk=16, n_experts=4, top_k=2, expert_ff=32, shared_ff=32,
+)  # fmt: skip
+BITS = {"mantissa 0-11": range(12), "mantissa 12-22": range(12, 23), "exponent": range(23, 31), "sign": range(31, 32)}
+MATTERS = 1e-3
+EVERY = 100
+
+
+def make_trainer(model: dict, sentinel: int, **settings: Any) -> Trainer:
+    """A trainer after three steps."""
+    settings = {"out": f"{os.devnull}/run", "steps": 10_000, "diagnostics_every": 0, "sentinel": sentinel, **settings}
+    run = prepare(settings, model, resume=False)
+    trainer = Trainer(run, World(torch.device("cpu")), open_blend(run.config.data, run.model.vocab_size))
+    for _ in range(3):
+        trainer.step()
+    return trainer
+
+
+def flip(x: Tensor, index: int, bit: int) -> float:
+    """Flip a bit in memory, where torch does not notice it, and return by how much the number has changed."""
+    numbers = x.detach().view(-1).numpy()
+    before = float(numbers[index])
+    numbers.view(np.uint32)[index] ^= np.uint32(1 << bit)
+    return abs(float(numbers[index]) - before)
+
+
+def back(trainer: Trainer, start: Any) -> None:
+    """Undo everything since ``start`` was stored."""
+    assert trainer.sentinel is not None
+    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.sentinel._restore(start)
+    trainer.sentinel.reset()
+
+
+def weights(trainer: Trainer) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for group in trainer.optimizer.param_groups for p in group["params"]])
+
+
+def largest(x: Tensor) -> float:
+    return float(x.abs().nan_to_num(1e9).max())
+
+
+def rates(trials: Iterable[tuple[str, bool, bool]]) -> dict[str, dict[str, float]]:
+    """Per label: the number of flips, the share found, and the same for those that matter. A trial: (label, matters, found)."""
+    trials, table = list(trials), {}
+    for label in dict.fromkeys(label for label, _, _ in trials):
+        mine = [(matters, found) for name, matters, found in trials if name == label]
+        serious = [found for matters, found in mine if matters]
+        table[label] = {
+            "flips": len(mine), "found": statistics.mean(found for _, found in mine),
+            "that matter": len(serious), "found of those": statistics.mean(serious) if serious else None,
+        }  # fmt: skip
+    return table
+
+
+# ---- at rest -----------------------------------------------------------------------------------------------------------
+def at_rest(trainer: Trainer, flips: int) -> dict[str, dict]:
+    """Flips at random times: from the end of one step to the end of the next, the update included."""
+    watch, pick, trials = trainer.sentinel, random.Random(0), []
+    assert watch is not None
+    tensors = [x for x in watch.seals.tensors if x.kind in ("parameter", "exp_avg", "exp_avg_sq")]
+    sizes, start, seconds = [x.here.numel() for x in tensors], watch._stored(), []
+    for _ in range(5):
+        back(trainer, start)
+        begin = time.perf_counter()
+        trainer.step()
+        seconds.append(time.perf_counter() - begin)
+    clean, whole = weights(trainer), statistics.median(seconds)
+    while len(trials) < 2 * flips:
+        back(trainer, start)
+        victim = pick.choices(tensors, sizes)[0]
+        index, bit, wait = pick.randrange(victim.here.numel()), pick.randrange(32), pick.random() * whole
+        over, struck = threading.Event(), list[float]()
+
+        def strike(victim=victim, index=index, bit=bit, wait=wait, over=over, struck=struck) -> None:  # type: ignore[no-untyped-def]
+            if not over.wait(wait):
+                struck.append(flip(victim.here, index, bit))
+
+        thread = threading.Thread(target=strike)
+        thread.start()
+        found, moved = False, 1e9  # what a loss that is not finite does not let happen
+        try:
+            trainer.step()
+            over.set()
+            thread.join()
+            moved = largest(weights(trainer) - clean)
+            watch.verify()
+        except Corrupted:
+            found = True
+        except ValueError:  # not finite, but no number was damaged
+            pass
+        over.set()
+        thread.join()
+        if struck:  # in a step that was shorter than expected, nothing happened
+            matters = moved > MATTERS or (victim.kind == "parameter" and struck[0] > MATTERS)
+            trials += [(victim.kind, matters, found), ("all", matters, found)]
+    return rates(trials)
+
+
+# ---- by bit ------------------------------------------------------------------------------------------------------------
+def by_bit(trainer: Trainer, trials: int) -> dict[str, dict]:
+    """Flips between two steps: in every kind of tensor, every bit, ``trials`` times."""
+    watch, pick, results = trainer.sentinel, random.Random(1), []
+    assert watch is not None
+    start = watch._stored()
+    for kind in ("parameter", "exp_avg", "exp_avg_sq", "buffer", "step"):
+        tensors = [x for x in watch.seals.tensors if x.kind == kind]
+        for name, bits in BITS.items():
+            for bit in bits:
+                for _ in range(trials):
+                    back(trainer, start)
+                    victim = pick.choice(tensors)
+                    change = flip(victim.here, pick.randrange(max(1, victim.here.numel())), bit)
+                    try:
+                        trainer.step()
+                        watch.verify()
+                        found = False
+                    except Corrupted:
+                        found = True
+                    results.append((f"{kind}, {name}", change > MATTERS, found))
+    back(trainer, start)
+    return rates(results)
+
+
+# ---- transient ---------------------------------------------------------------------------------------------------------
+def transient(trainer: Trainer, trials: int) -> dict[str, dict]:
+    """Flips while a step is computed, ``trials`` times for every bit: in h, in a block's output, in a gradient."""
+    watch, pick, results = trainer.sentinel, random.Random(2), []
+    assert watch is not None
+    start = watch._stored()
+    trainer.step()
+    clean, large = weights(trainer), [p for p in trainer.model.parameters() if p.numel() > 1000]
+    places = {"h after a block": trainer.model.blocks, "a block's output before Norm": [b.mixer for b in trainer.model.blocks]}
+    for place in (*places, "a gradient"):
+        for name, bit in [(name, bit) for name, bits in BITS.items() for bit in bits for _ in range(trials)]:
+            victim, where = pick.choice(list(places.get(place, large))), pick.random()
+            matters, found = True, list[bool]()
+            for every in (EVERY, 1):  # an ordinary step, and one that is computed twice
+                back(trainer, start)
+                watch.every, handle = every, arm(victim, where, bit)
+                try:
+                    watch.step(False)
+                    if every == EVERY:
+                        matters = largest(weights(trainer) - clean) > 0
+                    watch.verify()
+                    found.append(False)
+                except ValueError:  # Corrupted; or the loss is not finite, which ends every run
+                    found.append(True)
+                handle.remove()
+            results.append((f"{place}, {name}, ordinary step", matters, found[0]))
+            results.append((f"{place}, {name}, computed twice", matters, found[1]))
+    return rates(results)
+
+
+def arm(victim: Any, where: float, bit: int) -> Any:
+    """Flip a bit of a module's next output, or of a parameter's next gradient. Only once."""
+
+    def spoil_output(module: object, args: object, output: Any) -> Any:
+        handle.remove()
+        first, *rest = output if isinstance(output, tuple) else (output,)
+        spoiled = first.detach().clone()
+        flip(spoiled, int(where * spoiled.numel()), bit)
+        new = torch.where(spoiled == first.detach(), first, spoiled)
+        return (new, *rest) if isinstance(output, tuple) else new
+
+    def spoil_gradient(p: Tensor) -> None:
+        handle.remove()
+        assert p.grad is not None
+        flip(p.grad, int(where * p.numel()), bit)
+
+    if isinstance(victim, Tensor):
+        handle = victim.register_post_accumulate_grad_hook(spoil_gradient)
+    else:
+        handle = victim.register_forward_hook(spoil_output, prepend=True)
+    return handle
+
+
+# ---- overhead ----------------------------------------------------------------------------------------------------------
+def overhead(preset: str, rounds: int) -> dict[str, float]:
+    """What --sentinel 100 adds to the CPU time of a step, as a share: 99 ordinary steps and one that is computed twice."""
+    trainer = make_trainer({"preset": preset}, 10**9)  # one for all ways: another one lies elsewhere in memory
+    watch, blocks = trainer.sentinel, list(trainer.model.blocks)
+    assert watch is not None
+    hooks, seconds = [dict(block._forward_hooks) for block in blocks], dict[str, list[float]]()
+    for i in range(rounds + 2):
+        for name in ("off", "on", "twice", "full check"):
+            off = name == "off"
+            trainer.sentinel, watch.every = (None if off else watch), (1 if name == "twice" else 10**9)
+            for block, own in zip(blocks, hooks):
+                block._forward_hooks.clear()
+                block._forward_hooks.update({} if off else own)
+            watch.reset()
+            if off:
+                trainer.optimizer.seals = {}  # type: ignore[union-attr]
+            begin = time.process_time()
+            trainer.step() if off else watch.verify() if name == "full check" else watch.step(False)
+            if i >= 2:
+                seconds.setdefault(name, []).append(time.process_time() - begin)
+    on, repeated = ratio(seconds, "on", "off"), ratio(seconds, "twice", "off")
+    return {
+        "cpu seconds per step": statistics.median(seconds["off"]),
+        "ordinary step": on - 1,
+        "repeated step": repeated - 1,
+        f"--sentinel {EVERY}": ((EVERY - 1) * on + repeated) / EVERY - 1,
+        "check before a checkpoint": ratio(seconds, "full check", "off"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--presets", nargs="+", default=["pico", "micro"])
+    parser.add_argument("--flips", type=int, default=500, help="at rest")
+    parser.add_argument("--trials", type=int, default=3, help="per kind of tensor and bit")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", help="write the result as JSON")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"machine": machine(), "overhead": {}, "at rest": {}}
+    small = make_trainer(SMALL, EVERY, batch_size=4, seq_len=32)
+    result["by bit"], result["transient"] = by_bit(small, args.trials), transient(small, args.trials)
+    for part in ("by bit", "transient"):
+        show(part, result[part])
+    for preset in args.presets:
+        result["overhead"][preset] = overhead(preset, args.rounds)
+        print(f"overhead, {preset}: " + ", ".join(f"{k} {v:.4f}" for k, v in result["overhead"][preset].items()), flush=True)
+    preset = args.presets[0]
+    result["at rest"][preset] = at_rest(make_trainer({"preset": preset}, EVERY), args.flips)
+    show(f"at rest, {preset}", result["at rest"][preset])
+    if args.out:
+        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def show(title: str, table: dict[str, dict]) -> None:
+    print(f"{title:60} flips    found    that matter    found of those")
+    for label, row in table.items():
+        of = "" if row["found of those"] is None else f"{row['found of those']:.1%}"
+        print(f"  {label:58} {row['flips']:5}   {row['found']:6.1%}    {row['that matter']:11}    {of:>14}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""How does the model call its CPU kernels for rows, ``rows_cpu.cpp``? Each operator in one pass forward and one backward.
+
+    step     sphere.step(h, sphere.unit(f), alpha)          norm    F.rms_norm(x, ...), or sphere.unit(x) * scale
+    relu2    mlp.relu2(s * u)                                experts  moe.MoE.route: dispatch, two products, combine
+
+The plain form is the function in the right column: the caller chooses with ``takes``. Inside ``torch.compile`` it is always the
+plain form, which the compiler fuses itself. Second derivatives are those of the plain form; ``experts`` has none.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import sphere
+from . import fused
+
+__all__ = ["experts", "norm", "relu2", "step", "takes"]
+
+SOURCE = str(Path(__file__).with_suffix(".cpp"))
+_TYPES = {"i": ctypes.c_int64, "n": ctypes.c_int32, "f": ctypes.c_float, "p": ctypes.c_void_p}
+_FUNCTIONS = {  # as in rows_cpu.cpp: i int64, n int32, f float, p pointer
+    "step_forward": "iipppppn", "step_backward": "iipppppppppn", "norm_forward": "iinfppppn", "norm_backward": "iinppppppn",
+    "relu2_forward": "iipppn", "relu2_backward": "iipppppn", "gather": "iippp", "scatter": "iippp",
+    "expert_forward": "iipppp", "expert_backward": "iippppppp",
+}  # fmt: skip
+
+
+@cache
+def _kernels() -> Any:
+    library = fused.library(SOURCE)
+    for name, letters in _FUNCTIONS.items():
+        function = getattr(library, f"ngpt_{name}")
+        function.argtypes, function.restype = [_TYPES[x] for x in letters], None
+    return library
+
+
+def takes(*tensors: Tensor | None) -> bool:
+    """May these operators take these tensors?"""
+    return not torch.compiler.is_compiling() and fused.takes(SOURCE, *tensors)
+
+
+def _gradients(plain: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of the plain form, for someone who will differentiate them again."""
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(plain(*inputs), wanted, grad, create_graph=True))
+    return tuple(next(found) if x is not None and x.requires_grad else None for x in inputs)
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
+        x, y, d = h.contiguous(), f.contiguous(), h.shape[-1]
+        out, norms = torch.empty_like(x), x.new_empty(x.numel() // d, 2)
+        _kernels().ngpt_step_forward(len(norms), d, x.data_ptr(), y.data_ptr(), alpha.data_ptr(), out.data_ptr(),
+                                     norms.data_ptr(), torch.get_num_threads())  # fmt: skip
+        ctx.save_for_backward(h, f, alpha, out, norms)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        h, f, alpha, out, norms = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _gradients(lambda h, f, alpha: sphere.step(h, sphere.unit(f), alpha), (h, f, alpha), grad)
+        h, f, grad = h.contiguous(), f.contiguous(), grad.contiguous()
+        d_h, d_f, d_alpha = torch.empty_like(h), torch.empty_like(f), torch.empty_like(alpha)
+        tensors = (grad, out, h, f, alpha, norms, d_h, d_f, d_alpha)
+        _kernels().ngpt_step_backward(len(norms), h.shape[-1], *(x.data_ptr() for x in tensors), torch.get_num_threads())
+        return d_h, d_f, d_alpha
+
+
+def step(h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
+    """Norm(h + alpha (Norm(f) - h)) for h, f [..., d] and alpha [d] (eqs. ATTNnew2, MLPnew2)."""
+    return _Step.apply(h, f, alpha.contiguous())
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float | None) -> Tensor:
+        y, d = x.contiguous(), x.shape[-1]
+        out, norms = torch.empty_like(y), y.new_empty(y.numel() // d)
+        pointers = (t.data_ptr() for t in (y, weight, out, norms))
+        _kernels().ngpt_norm_forward(len(norms), d, eps is not None, eps or 0.0, *pointers, torch.get_num_threads())
+        ctx.eps = eps
+        ctx.save_for_backward(x, weight, norms)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight, norms), eps = ctx.saved_tensors, ctx.eps
+        if torch.is_grad_enabled():
+
+            def plain(x: Tensor, weight: Tensor) -> Tensor:
+                return sphere.unit(x) * weight if eps is None else F.rms_norm(x, x.shape[-1:], weight, eps)
+
+            return *_gradients(plain, (x, weight), grad), None
+        x, grad = x.contiguous(), grad.contiguous()
+        d_x, d_weight = torch.empty_like(x), torch.empty_like(weight)
+        tensors = (grad, x, weight, norms, d_x, d_weight)
+        threads = torch.get_num_threads()
+        _kernels().ngpt_norm_backward(len(norms), x.shape[-1], eps is not None, *(t.data_ptr() for t in tensors), threads)
+        return d_x, d_weight, None
+
+
+def norm(x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
+    """RMSNorm of x [..., d] times weight [d]; without eps, Norm(x) times it."""
+    return _Norm.apply(x, weight.contiguous(), eps)
+
+
+class _Relu2(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> Tensor:
+        x = u.contiguous()
+        out, d = torch.empty_like(x), x.shape[-1]
+        _kernels().ngpt_relu2_forward(x.numel() // d, d, x.data_ptr(), None, out.data_ptr(), torch.get_num_threads())
+        ctx.save_for_backward(u)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (u,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _gradients(lambda u: F.relu(u).square(), (u,), grad)
+        u, grad, d = u.contiguous(), grad.contiguous(), u.shape[-1]
+        d_u = torch.empty_like(u)
+        _kernels().ngpt_relu2_backward(u.numel() // d, d, grad.data_ptr(), u.data_ptr(), None, d_u.data_ptr(), None,
+                                       torch.get_num_threads())  # fmt: skip
+        return (d_u,)
+
+
+def relu2(u: Tensor) -> Tensor:
+    """relu(u)^2."""
+    return _Relu2.apply(u)
+
+
+class _Experts(torch.autograd.Function):
+    """One expert at a time, so that its rows stay in the cache from the gather to the sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, order: Tensor, counts: list[int]
+    ) -> Tensor:
+        call, k, (_, ff, d) = _kernels(), weights.shape[1], up.shape
+        x, token, w, most = x.contiguous(), order // k, weights.flatten()[order], max(counts)
+        u, out = x.new_empty(len(order), ff), torch.zeros_like(x)
+        rows, acts, outs = x.new_empty(most, d), x.new_empty(most, ff), x.new_empty(most, d)
+        start = 0
+        for e, m in enumerate(counts):
+            if m == 0:
+                continue
+            which, u_e = token.data_ptr() + 8 * start, u[start : start + m]
+            scale = None if s_u is None else s_u[e if s_u.ndim == 2 else ...].data_ptr()
+            call.ngpt_gather(m, d, x.data_ptr(), which, rows.data_ptr())
+            torch.mm(rows[:m], up[e].T, out=u_e)
+            call.ngpt_expert_forward(m, ff, u_e.data_ptr(), scale, w.data_ptr() + 4 * start, acts.data_ptr())
+            torch.mm(acts[:m], down[e], out=outs[:m])
+            call.ngpt_scatter(m, d, outs.data_ptr(), which, out.data_ptr())
+            start += m
+        ctx.counts = counts
+        ctx.save_for_backward(x, weights, up, down, s_u, order, token, w, u)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weights, up, down, s_u, order, token, w, u = ctx.saved_tensors
+        call, counts, (_, ff, d), grad = _kernels(), ctx.counts, up.shape, grad.contiguous()
+        most, start = max(counts), 0
+        d_x, d_up, d_down, d_w = torch.zeros_like(x), torch.empty_like(up), torch.empty_like(down), torch.empty_like(w)
+        d_s = None if s_u is None else torch.zeros_like(s_u)
+        rows, grads, back = (x.new_empty(most, d) for _ in range(3))
+        acts, d_acts = x.new_empty(most, ff), x.new_empty(most, ff)
+        for e, m in enumerate(counts):
+            if m == 0:
+                d_up[e].zero_(), d_down[e].zero_()
+                continue
+            which, own = token.data_ptr() + 8 * start, 4 * start
+            scale, d_scale = (None if s is None else s[e if s.ndim == 2 else ...].data_ptr() for s in (s_u, d_s))
+            call.ngpt_gather(m, d, x.data_ptr(), which, rows.data_ptr())
+            call.ngpt_gather(m, d, grad.data_ptr(), which, grads.data_ptr())
+            torch.mm(grads[:m], down[e].T, out=d_acts[:m])
+            call.ngpt_expert_backward(m, ff, d_acts.data_ptr(), u.data_ptr() + own * ff, scale, w.data_ptr() + own,
+                                      acts.data_ptr(), d_w.data_ptr() + own, d_scale)  # fmt: skip
+            torch.mm(acts[:m].T, grads[:m], out=d_down[e])
+            torch.mm(d_acts[:m].T, rows[:m], out=d_up[e])
+            torch.mm(d_acts[:m], up[e], out=back[:m])
+            call.ngpt_scatter(m, d, back.data_ptr(), which, d_x.data_ptr())
+            start += m
+        d_weights = torch.empty_like(w).index_copy_(0, order, d_w).view_as(weights)
+        return d_x, d_weights, d_up, d_down, d_s, None, None
+
+
+def experts(
+    x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, order: Tensor, counts: list[int]
+) -> Tensor:
+    """sum over a token's experts e of weight_e * relu2(s_u * (up_e x)) down_e: x [n, d], weights [n, k], up, down [E, ff, d].
+
+    order [n k] sorts the rows (token, choice) by expert, and counts says how many each expert has (see ``grouped.py``).
+    """
+    if not len(order):
+        return x * 0.0
+    s_u = None if s_u is None else s_u.contiguous()
+    return _Experts.apply(x, weights, up.contiguous(), down.contiguous(), s_u, order, counts)

@@ -1,0 +1,188 @@
+"""What does a step do, and how long would a card take for it? Operators, FLOPs, bytes and collectives, turned into a roofline.
+
+An operator takes at least  max(FLOPs / peak, bytes / bandwidth), with the bytes of its inputs and outputs read and written
+once. The estimate assumes a share of both that good kernels reach (``REACHED``), and 6 microseconds of the host per
+operator: blocks run uncompiled. A collective over n ranks on k nodes, S bytes in its largest tensor:
+
+    all_gather, reduce_scatter    S (n-1)/n over NVLink, S (k-1)/k over all network cards of a node: the slower of the two
+    all_reduce                    twice that
+    all_to_all                    the part of S for other nodes over this rank's network card, the rest over NVLink
+
+and a latency. Gathers, scatters and the replicas' all-reduces run beside the computation; what is longer than that, and every
+other collective, is exposed. This is a model, not a measurement.
+"""
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.flop_counter import flop_registry
+
+from ...gpus import Gpu
+from .machine import Call, is_view, tensors_in
+from .ranks import Axes
+
+__all__ = ["HOST", "REACHED", "Collective", "Meter"]
+
+REACHED = {"products": 0.7, "memory": 0.8, "links": 0.8}  # assumed shares of the data sheet
+HOST = 6e-6  # seconds of the host per operator, uncompiled
+LATENCY = 10e-6  # of a collective, per doubling of the ranks
+
+c10d, aten = torch.ops.c10d, torch.ops.aten
+_OPS = {  # operator -> name, index of the input, index of the output
+    c10d._allgather_base_.default: ("all_gather", 1, 0),
+    c10d._reduce_scatter_base_.default: ("reduce_scatter", 1, 0),
+    c10d.allreduce_.default: ("all_reduce", 0, 0),
+    c10d.alltoall_base_.default: ("all_to_all", 1, 0),
+    c10d.broadcast_.default: ("broadcast", 0, 0),
+    torch.ops._c10d_functional.all_to_all_single.default: ("all_to_all", 0, None),
+    torch.ops._c10d_functional.all_reduce.default: ("all_reduce", 0, None),
+}
+_FREE = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_", "set_"}  # nothing is launched
+
+
+@dataclass
+class Collective:
+    """All calls of one collective over one axis."""
+
+    op: str
+    axis: str
+    ranks: int
+    inside: bool
+    """Whether the ranks share a node."""
+    count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    """The estimate, whether exposed or not."""
+
+
+@dataclass
+class _Time:
+    bound: float = 0.0
+    estimate: float = 0.0
+
+
+class Meter:
+    """Measures the calls of a ``Machine`` in one phase at a time. ``weight`` counts a call that stands for several."""
+
+    def __init__(self, card: Gpu, axes: Axes, now: Any) -> None:
+        self.card, self.axes, self.now = card, axes, now
+        self.weight = 1
+        self.operations: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
+        self.flops = 0
+        self.traffic = 0
+        self.collectives: dict[tuple[str, str], Collective] = {}
+        self.computing: dict[str, dict[str, _Time]] = defaultdict(lambda: defaultdict(_Time))  # phase -> kind of block
+        self.talking: dict[str, dict[bool, float]] = defaultdict(lambda: defaultdict(float))  # phase -> overlapped? -> seconds
+        self.clock = 0.0
+
+    def __call__(self, call: Call) -> None:
+        if call.func in _OPS:
+            self._collective(call)
+            return
+        if call.func.namespace in ("c10d", "_c10d_functional") or is_view(call.func):
+            return
+        phase, w = self.now.phase, self.weight
+        self.operations[phase] += w * call.launches
+        if str(call.func).split(".")[1] in _FREE:
+            return
+        self.launches[phase] += w * call.launches
+        flops, dtype = _flops(call)
+        traffic = sum(x.numel() * x.itemsize for x in (*call.taken, *call.returned))
+        self.flops += w * flops
+        self.traffic += w * traffic
+        peak = self.card.fp32 if dtype in (torch.float32, torch.float64) else self.card.peak
+        bound = max(flops / peak, traffic / self.card.bandwidth)
+        estimate = max(flops / peak / REACHED["products"], traffic / self.card.bandwidth / REACHED["memory"])
+        spent = self.computing[phase][self.now.module_kind()]
+        spent.bound += w * bound
+        spent.estimate += w * estimate
+        self.clock += estimate
+
+    def _collective(self, call: Call) -> None:
+        name, source, target = _OPS[call.func]
+        sent = _bytes(call.args[source])
+        received = sent if target is None else _bytes(call.args[target])
+        axis, ranks, inside = self.axes.of(_group(call), name)
+        self.operations[self.now.phase] += self.weight
+        self.launches[self.now.phase] += self.weight
+        seconds = self._seconds(name, max(sent, received), ranks, inside) if ranks > 1 else 0.0
+        one = self.collectives.setdefault((name, axis), Collective(name, axis, ranks, inside))
+        one.count += self.weight
+        one.bytes += self.weight * sent
+        one.seconds += self.weight * seconds
+        beside = name in ("all_gather", "reduce_scatter") or (name, axis) == ("all_reduce", "replica")
+        self.talking[self.now.phase][beside] += self.weight * seconds
+
+    def _seconds(self, name: str, size: int, ranks: int, inside: bool) -> float:
+        card = self.card
+        nodes = 1 if inside else math.ceil(ranks / card.per_node)
+        across = (nodes - 1) / nodes
+        if name == "all_to_all":
+            seconds = max(size * across / card.network, size * (1 - across) * (ranks - 1) / ranks / card.link)
+        else:
+            seconds = max(size * (ranks - 1) / ranks / card.link, size * across / (card.network * min(card.per_node, ranks)))
+            seconds *= 2 if name == "all_reduce" else 1
+        return seconds / REACHED["links"] + LATENCY * math.log2(ranks)
+
+    # ---- the roofline --------------------------------------------------------------------------------------------------
+    def seconds(self) -> dict[str, float]:
+        """The estimate by kind: kinds of blocks, optimizer, exposed communication, host; and their total."""
+        found: dict[str, float] = defaultdict(float)
+        for phase, kinds in self.computing.items():
+            computing = sum(t.estimate for t in kinds.values())
+            for kind, t in kinds.items():
+                found["optimizer" if phase == "optimizer" else kind] += t.estimate
+            exposed = self.talking[phase][False] + max(0.0, self.talking[phase][True] - computing)
+            found["communication"] += exposed
+            found["host"] += max(0.0, self.launches[phase] * HOST - computing - exposed)
+        found["total"] = sum(found.values())
+        return dict(found)
+
+    def bound(self) -> float:
+        """No step is shorter than this: the roofline with everything overlapped that can be, and no host."""
+        return sum(
+            max(sum(t.bound for t in kinds.values()) + self.talking[phase][False] * REACHED["links"],
+                self.talking[phase][True] * REACHED["links"])
+            for phase, kinds in self.computing.items()
+        )  # fmt: skip
+
+
+def _bytes(x: Any) -> int:
+    return sum(t.nbytes for t in tensors_in(x))
+
+
+def _group(call: Call) -> dist.ProcessGroup:
+    """The process group of a collective."""
+    if call.func.namespace == "c10d":
+        return dist.ProcessGroup.unbox(call.args[1 if call.func in (c10d.allreduce_.default, c10d.broadcast_.default) else 2])
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(call.args[-1])
+
+
+def _flops(call: Call) -> tuple[int, torch.dtype]:
+    """FLOPs, and the precision in which they are done."""
+    dtype = call.taken[0].dtype if call.taken else torch.float32
+    if call.flops is not None:
+        return call.flops, dtype
+    packet = call.func._overloadpacket
+    if packet is aten._grouped_mm:
+        a, b = call.args[:2]
+        return 2 * a.shape[0] * a.shape[1] * b.shape[-1], dtype  # [N, p] x [E, p, r], or [p, N] x [N, r]: all N rows once
+    if packet is aten._scaled_dot_product_flash_attention_for_cpu:
+        packet = aten._scaled_dot_product_flash_attention
+    elif packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
+        k, (b, h, T, d) = call.args[2], call.args[1].shape
+        return 10 * b * h * T * k.shape[2] * d, dtype
+    if packet is aten.addmm and len(call.args) > 2:
+        return 2 * call.args[1].shape[0] * call.args[1].shape[1] * call.args[2].shape[1], call.args[1].dtype
+    if packet is aten.mm:
+        return 2 * call.args[0].shape[0] * call.args[0].shape[1] * call.args[1].shape[1], dtype
+    if packet not in flop_registry:
+        return 0, dtype
+    return int(flop_registry[packet](*call.args, **call.kwargs, out_val=call.out)), dtype

@@ -1,0 +1,192 @@
+"""How is a simulated step reported? As text, as JSON, and as an HTML page with a picture of memory over the step."""
+
+import json
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from ...config import ModelConfig
+from ...files import new_file
+from ...gpus import GIB, GPUS, Gpu
+from ...train.config import TrainConfig
+from .meter import HOST, REACHED, Collective
+from .storage import KINDS
+
+__all__ = ["Result"]
+
+RESERVE = 5 * GIB  # CUDA context, NCCL buffers, fragmentation: memory that a run cannot use
+COLORS = dict(zip(KINDS, ("#4c78a8", "#54a24b", "#9ecae9", "#f2cf5b", "#e45756", "#b279a2", "#bab0ac")))
+
+
+@dataclass(kw_only=True)
+class Result:
+    """One optimizer step on one rank, the fullest."""
+
+    model: ModelConfig
+    config: TrainConfig
+    gpu: str
+    kernels: str
+    routing: str
+    ranks: int
+    peak_bytes: int
+    peak_where: str
+    """path:line."""
+    peak_phase: str
+    peak_module: str
+    memory: dict[str, int]
+    """Kind -> bytes at the peak; they sum to ``peak_bytes``."""
+    highest: dict[str, int]
+    """Kind -> its largest number of bytes at any time of the step."""
+    at_update: dict[str, int]
+    """Kind -> bytes when the optimizer begins."""
+    plan_bytes: int
+    """What ``ngpt plan`` expects, without its reserve."""
+    collectives: list[Collective]
+    host_waits: dict[str, int]
+    """path:line -> how often the host waits there."""
+    operations: dict[str, int]
+    """Phase -> dispatched operators that are not views; one of our custom operators counts its launches."""
+    flops: int
+    traffic: int
+    """Bytes that operators read and write."""
+    copied: int
+    """Bytes from the host to the device."""
+    seconds: dict[str, float]
+    """The estimate by kind, and its ``total``."""
+    bound: float
+    """Seconds that no step can be shorter than."""
+    useful: float
+    """FLOPs of the model for the whole batch, as the MFU counts them."""
+    timeline: list[tuple[float, tuple[int, ...]]]
+    """(seconds, bytes of each kind) during the micro-batches that were simulated."""
+
+    @property
+    def card(self) -> Gpu:
+        return GPUS[self.gpu]
+
+    @property
+    def room(self) -> int:
+        """What a run may use of the card's memory."""
+        return self.card.memory - RESERVE
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.room
+
+    def mfu(self, seconds: float | None = None) -> float:
+        """Model FLOPs utilization of the estimate, or of another time."""
+        peak = self.card.peak if self.config.precision == "bf16" else self.card.fp32
+        return self.useful / (self.ranks * peak * (self.seconds["total"] if seconds is None else seconds))
+
+    # ---- JSON --------------------------------------------------------------------------------------------------------
+    def to_dict(self) -> dict:
+        """The fields of ``--json``."""
+        return {
+            "peak_bytes": self.peak_bytes,
+            "peak_where": self.peak_where,
+            "memory": self.memory,
+            "plan_bytes": self.plan_bytes,
+            "collectives": [{"op": c.op, "axis": c.axis, "count": c.count, "bytes": c.bytes} for c in self.collectives],
+            "host_waits": [{"where": where, "count": count} for where, count in sorted(self.host_waits.items())],
+            "operations": self.operations,
+            "flops": self.flops,
+            "seconds": self.seconds,
+            "ranks": self.ranks,
+        }
+
+    def write_json(self, path: Path | str) -> None:
+        with new_file(Path(path)) as mine:
+            mine.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    # ---- text --------------------------------------------------------------------------------------------------------
+    def text(self, advice: list[str]) -> str:
+        """The report. ``advice``: flags with which a run that does not fit would."""
+        name, c = self.model.name or "model", self.config
+        lines = [
+            f"{name} ({'nGPT' if self.model.normalized else 'GPT'}) on rank 0 of {self.ranks} x {self.gpu}: one optimizer step "
+            f"of {c.batch_size} x {c.seq_len} tokens",
+            f"  {c.precision}, micro-batch {c.micro_batch or c.batch_size // self.ranks}, checkpointing "
+            f"{c.activation_checkpointing}, replicas {c.replicas}, expert parallelism {c.expert_parallel}, "
+            f"{self.routing} routing",
+            f"  {self.kernels} kernels, blocks uncompiled; a simulation of shapes: nothing was computed or measured",
+            "",
+            f"memory at the peak: {self.peak_bytes / GIB:.2f} GiB of {self.room / GIB:.1f}, "
+            f"{'fits' if self.fits else 'DOES NOT FIT'} (plan: {self.plan_bytes / GIB:.2f})",
+            f"  at {self.peak_where}, {self.peak_phase}{f' of {self.peak_module}' if self.peak_module else ''}",
+            *(f"  {kind:<12}{size / GIB:8.2f}" for kind, size in self.memory.items()),
+            "",
+        ]
+        if not self.fits:
+            lines += ["it would fit with: " + ("; or ".join(advice) or "none of the changes that ngpt plan knows"), ""]
+        lines.append("collectives                axis       ranks        count          GiB   seconds")
+        for one in sorted(self.collectives, key=lambda one: -one.bytes):
+            place = "in a node" if one.inside else "across"
+            lines.append(
+                f"  {one.op:<16} {one.axis:>12} {one.ranks:>7} {place:<10}{one.count:>6} {one.bytes / GIB:>12.3f} "
+                f"{one.seconds:>9.3f}"
+            )
+        lines += ["  all_gather, reduce_scatter and the replicas' all_reduce run beside the computation", ""]
+        waits = sum(self.host_waits.values())
+        lines.append(f"the host waits for the device {waits} times" + (":" if waits else ""))
+        lines += [f"  {count:>6}  {where}" for where, count in sorted(self.host_waits.items(), key=lambda item: -item[1])]
+        launched = ", ".join(f"{phase} {count:,}" for phase, count in self.operations.items())
+        lines += [f"operators: {launched}", ""]
+        lines += [
+            f"seconds, a model and not a measurement: {self.seconds['total']:.3f}, MFU {self.mfu():.1%}; "
+            f"not below {self.bound:.3f}, MFU {self.mfu(self.bound):.1%}",
+            *(f"  {kind:<14}{s:9.3f}" for kind, s in sorted(self.seconds.items(), key=lambda i: -i[1]) if kind != "total"),
+            f"  {self.flops / 1e12:,.1f} TFLOPs, {self.traffic / 1e12:,.2f} TB of memory traffic on this rank",
+            f"  {self.gpu}, NVIDIA's data sheet: {self.card.peak / 1e12:,.4g} TFLOP/s, {self.card.bandwidth / 1e12:.3g} TB/s, "
+            f"{self.card.link / 1e9:,.0f} GB/s to its node, {self.card.network / 1e9:,.4g} GB/s to others",
+            f"  assumed: {REACHED['products']:.0%} of the FLOP/s, {REACHED['memory']:.0%} of the bandwidths, "
+            f"{HOST * 1e6:.0f} microseconds of the host per operator",
+        ]
+        return "\n".join(lines)
+
+    # ---- HTML --------------------------------------------------------------------------------------------------------
+    def write_html(self, path: Path | str, advice: list[str]) -> None:
+        title = f"{self.model.name or 'model'} on {self.ranks} x {self.gpu}"
+        page = (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+            "<style>body{font:16px system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}pre{overflow-x:auto}"
+            "svg{width:100%;height:auto}</style>"
+            f"<h1>{escape(title)}</h1><h2>Memory of a rank during the step</h2>{self.svg()}"
+            f"<pre>{escape(self.text(advice))}</pre></html>"
+        )
+        with new_file(Path(path)) as mine:
+            mine.write_text(page, encoding="utf-8")
+
+    def svg(self, width: int = 900, height: int = 320) -> str:
+        """Memory by kind over the step, stacked; x is the estimated time of the micro-batches that were simulated."""
+        points = _thinned(self.timeline)
+        end = points[-1][0] or 1.0
+        top = max(self.peak_bytes, 1) * 1.05
+        stacked = [[0.0] * len(points)]
+        for i in range(len(KINDS)):
+            stacked.append([low + sizes[i] for low, (_, sizes) in zip(stacked[-1], points)])
+
+        def at(j: int, size: float) -> str:
+            return f"{60 + points[j][0] / end * (width - 70):.1f},{height - 50 - size / top * (height - 60):.1f}"
+
+        shapes = []
+        for kind, low, high in zip(KINDS, stacked, stacked[1:]):
+            forth = [at(j, high[j]) for j in range(len(points))]
+            back = [at(j, low[j]) for j in reversed(range(len(points)))]
+            shapes.append(f'<polygon fill="{COLORS[kind]}" points="{" ".join(forth + back)}"><title>{kind}</title></polygon>')
+        for share in (0, 0.5, 1):
+            y = height - 50 - share * self.peak_bytes / top * (height - 60)
+            shapes.append(f'<text x="55" y="{y + 4:.0f}" text-anchor="end">{share * self.peak_bytes / GIB:.3g} GiB</text>')
+        for i, kind in enumerate(KINDS):
+            shapes.append(f'<rect x="{60 + 118 * i}" y="{height - 22}" width="12" height="12" fill="{COLORS[kind]}"/>')
+            shapes.append(f'<text x="{76 + 118 * i}" y="{height - 12}">{kind}</text>')
+        label = f"Memory by kind over the step; the peak is {self.peak_bytes / GIB:.2f} GiB"
+        style = 'font-family="sans-serif" font-size="12" fill="#333"'
+        return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}" {style}>{"".join(shapes)}</svg>'
+
+
+def _thinned(timeline: list, most: int = 600) -> list:
+    """At most about ``most`` points; each stretch keeps its largest."""
+    if len(timeline) <= most:
+        return timeline
+    step = -(-len(timeline) // most)
+    return [max(timeline[i : i + step], key=lambda point: sum(point[1])) for i in range(0, len(timeline), step)]

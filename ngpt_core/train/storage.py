@@ -1,0 +1,204 @@
+"""How do the tensors of a checkpoint get into files and back, without pickle and from any number of ranks?
+
+This is the storage beneath PyTorch's Distributed Checkpoint, whose planner decides which rank writes and reads which part. Each
+rank writes safetensors files, one for each kind of tensor (the first word of its name):
+
+    model-00000.safetensors, optimizer-00000.safetensors, random-00000.safetensors, model-00001.safetensors, ...
+    index.json    every tensor with its dtype, shape and parts; a part is [file, offset in the tensor, shape]
+
+In a file, a part is called NAME@OFFSET. The index is checked before a byte is read: the parts must fill each tensor, and the
+files must be large enough for their parts.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from ..files import read_json, write_text
+from ..seal import Entry, entry
+
+__all__ = ["INDEX", "Reader", "Writer", "read_index"]
+
+INDEX = "index.json"
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def _done(value: Any) -> Future:
+    future: Future = Future()
+    future.set_result(value)
+    return future
+
+
+def _key(name: str, offset: Any) -> str:
+    return f"{name}@{','.join(map(str, offset))}"
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+class Writer(StorageWriter, BlockingAsyncStager):
+    """Writes this rank's parts. On the first rank ``files`` then lists every file of the checkpoint, index.json included."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder = folder
+        self.files: dict[str, Entry] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None: ...
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None: ...
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return [SavePlan(plan.items, rank, plan.planner_data, plan.usable) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        by_file: dict[str, list[WriteItem]] = {}
+        for item in plan.items:
+            if item.tensor_data is None:
+                raise TypeError(f"{item.index.fqn} is not a tensor: a checkpoint holds nothing else")
+            by_file.setdefault(f"{item.index.fqn.partition('.')[0]}-{plan.storage_data:05d}.safetensors", []).append(item)
+        results = []
+        for name, items in by_file.items():
+            written = _write(self.folder / name, items, planner)
+            results += [WriteResult(item.index, 0, (name, written)) for item in items]
+        return _done(results)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On the first rank: write index.json."""
+        where = {(r.index.fqn, r.index.offset): r.storage_data for rank in results for r in rank}
+        tensors = {}
+        for name, x in metadata.state_dict_metadata.items():
+            assert isinstance(x, TensorStorageMetadata)
+            parts = [[where[name, c.offsets][0], list(c.offsets), list(c.sizes)] for c in x.chunks]
+            tensors[name] = {"dtype": _NAMES[x.properties.dtype], "shape": list(x.size), "parts": parts}
+        write_text(
+            self.folder / INDEX, "{" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in tensors.items()) + "}\n"
+        )
+        self.files = dict(sorted(where.values())) | {INDEX: entry(self.folder / INDEX)}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True
+
+
+def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> Entry:
+    """Write the parts as a safetensors file, one after the other, hashing them on the way: no second copy is in memory."""
+    items = sorted(items, key=lambda item: (-_dtype(item).itemsize, item.index.fqn, tuple(item.index.offset or ())))
+    header, end = {}, 0
+    for item in items:
+        shape = item.tensor_data.chunk.sizes  # type: ignore[union-attr]  # checked by write_data
+        begin, end = end, end + _dtype(item).itemsize * math.prod(shape)
+        about = {"dtype": _NAMES[_dtype(item)], "shape": list(shape), "data_offsets": [begin, end]}
+        header[_key(item.index.fqn, item.index.offset or ())] = about
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
+
+    def blocks() -> Iterator[Any]:
+        yield len(text).to_bytes(8, "little")
+        yield text
+        for item in items:
+            x: Tensor = planner.resolve_data(item)  # type: ignore[assignment]  # every item is a tensor
+            yield x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+    digest = hashlib.sha256()
+    with open(path, "wb", buffering=0) as file:
+        for block in blocks():
+            view = memoryview(block).cast("B")
+            digest.update(view)
+            while len(view):
+                view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    return {"bytes": 8 + len(text) + end, "sha256": digest.hexdigest()}
+
+
+def _dtype(item: WriteItem) -> torch.dtype:
+    return item.tensor_data.properties.dtype  # type: ignore[union-attr]  # checked by write_data
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+def read_index(folder: Path, files: dict[str, Entry]) -> dict[str, TensorStorageMetadata]:
+    """Every tensor in index.json, with its parts. ValueError if they are not whole."""
+    tensors, room = {}, {name: about["bytes"] for name, about in files.items()}
+    for name, about in read_json(folder / INDEX).items():
+        dtype, shape, chunks = _DTYPES[about["dtype"]], torch.Size(about["shape"]), []
+        for file, offset, sizes in about["parts"]:
+            inside = all(0 <= o and 0 <= n and o + n <= d for o, n, d in zip(offset, sizes, shape, strict=True))
+            room[file] -= math.prod(sizes) * dtype.itemsize
+            if not inside or room[file] < 0:
+                raise ValueError(f"{INDEX} and {file} disagree about {name}")
+            chunks.append(_Part(torch.Size(offset), torch.Size(sizes), file))
+        if len({part.offsets for part in chunks}) != len(chunks) or sum(math.prod(p.sizes) for p in chunks) != math.prod(shape):
+            raise ValueError(f"{INDEX} does not have all of {name}")
+        tensors[name] = TensorStorageMetadata(TensorProperties(dtype), shape, list(chunks))
+    return tensors
+
+
+class _Part(ChunkStorageMetadata):
+    """A part of a tensor, and the file that has it."""
+
+    def __init__(self, offsets: torch.Size, sizes: torch.Size, file: str):
+        super().__init__(offsets, sizes)
+        self.file = file
+
+
+class Reader(StorageReader):
+    """Reads the parts that this rank needs."""
+
+    def __init__(self, folder: Path, tensors: dict[str, TensorStorageMetadata]):
+        self.folder, self.tensors = folder, tensors
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None: ...
+
+    def read_metadata(self) -> Metadata:
+        return Metadata(dict(self.tensors))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None: ...
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        files = {
+            (name, part.offsets): part.file for name, x in self.tensors.items() for part in x.chunks if isinstance(part, _Part)
+        }
+        wanted: dict[str, list] = {}
+        for item in plan.items:
+            wanted.setdefault(files[item.storage_index.fqn, item.storage_index.offset or torch.Size()], []).append(item)
+        for name, items in wanted.items():
+            with safe_open(self.folder / name, "pt") as file:
+                for item in items:
+                    index, x = item.storage_index, self.tensors[item.storage_index.fqn]
+                    part = next(p for p in x.chunks if p.offsets == index.offset)
+                    key, target = _key(index.fqn, part.offsets), planner.resolve_tensor(item).detach()
+                    stored = file.get_slice(key)
+                    if stored.get_shape() != list(part.sizes) or stored.get_dtype() != _NAMES[x.properties.dtype]:
+                        raise ValueError(f"{name} has another shape or dtype of {index.fqn} than {INDEX}")
+                    rows = tuple(slice(o, o + n) for o, n in zip(item.storage_offsets, item.lengths))
+                    target.copy_(stored[rows] if rows else file.get_tensor(key))
+                    planner.commit_tensor(item, target)
+        return _done(None)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        return True

@@ -1,0 +1,131 @@
+"""How do the faults end when all of them are tried? ``make soak`` runs this, for an hour at most, and stores the counts.
+
+    crashes     every state in which a crash may leave a run, at every call to the file system (disk.py), for three runs
+    flips       one bit in every kind of file, through the command that reads it
+    fuzz        files, flags and public names with inputs drawn by hypothesis
+    leaks       memory over many steps
+
+Prints one line per kind and writes results.json beside this file. The exit status is 1 if any case failed.
+"""
+
+import argparse
+import datetime
+import json
+import logging
+import platform
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import cases  # noqa: E402
+import torch  # noqa: E402
+from fuzz import CASES, fuzz  # noqa: E402
+
+RUNS = {  # the runs whose file-system calls are recorded
+    "plain": {},
+    "samples": {"sample_tokens": 4, "sample_every": 2, "eval_every": 2, "keep": 1},
+    "every step": {"save_every": 1, "keep": 1, "keep_every": 3},
+}
+
+
+def crashes(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
+    found = {}
+    for name, settings in RUNS.items():
+        place = cases.Place(Path(tempfile.mkdtemp()), **settings)
+        outcomes: Counter = Counter()
+        for what, tree in cases.record(place):
+            if time.monotonic() > deadline:
+                break
+            outcome = cases.crash(place, tree)
+            outcomes[outcome] += 1
+            if outcome in cases.BAD:
+                print(f"  {outcome}: {what}", flush=True)
+        found[f"crashes, {name}"] = outcomes
+    return found
+
+
+def flips(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
+    place, outcomes = cases.Place(Path(tempfile.mkdtemp())), Counter()
+    for seed in range(args.flips):
+        for kind, outcome in cases.flips(place, 1, seed):
+            outcomes[outcome] += 1
+            if outcome in cases.BAD:
+                print(f"  {outcome}: a flip in {kind}, seed {seed}", flush=True)
+        if time.monotonic() > deadline:
+            break
+    return {"flips": outcomes}
+
+
+def fuzzed(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
+    place, found = cases.Place(Path(tempfile.mkdtemp())), {}
+    slow = {"sealed files": 10, "flags": 20}  # these run a command: fewer of them
+    for kind in CASES:
+        outcomes: Counter = Counter()
+        wanted = args.fuzz // slow.get(kind, 1)
+        for start in range(0, wanted, 100):
+            if time.monotonic() > deadline:
+                break
+            counted, examples = fuzz(place, kind, min(100, wanted - start), start)
+            outcomes += counted
+            for example in examples:
+                print(f"  {kind}: {example!r:.300}", flush=True)
+        found[f"fuzz, {kind}"] = outcomes
+    return found
+
+
+def leaks(deadline: float, args: argparse.Namespace) -> dict[str, dict]:
+    """Growth of the process per step, after the first fifth of the steps."""
+    place = cases.Place(Path(tempfile.mkdtemp()))
+    sizes = []
+    for part in (args.steps // 5, args.steps):
+        settings = {"steps": part, "save_every": 100}
+        status, text = cases.command(*place.train(place.folder / f"run-{part}", **settings))
+        assert status == 0, text
+        sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return {"leaks": {"steps": args.steps, "kB per step": round((sizes[1] - sizes[0]) / args.steps, 3)}}
+
+
+PARTS = {"crashes": crashes, "flips": flips, "fuzz": fuzzed, "leaks": leaks}
+SHARES = {"crashes": 10, "flips": 5, "fuzz": 5, "leaks": 1}  # of the time
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--flips", type=int, default=25, help="per kind of file")
+    parser.add_argument("--fuzz", type=int, default=5000, help="per kind of input; fewer where a case runs a command")
+    parser.add_argument("--steps", type=int, default=5000, help="of the run that looks for leaks")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="the others keep their counts")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("ngpt_core").setLevel(logging.ERROR)  # warnings about folders without a seal
+    begin = time.monotonic()
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found: dict = {k: v for k, v in kept.items() if k.split(",")[0] in PARTS and k.split(",")[0] not in args.only}
+    left = sum(SHARES[part] for part in args.only)
+    for part in args.only:
+        rest = begin + 60 * args.minutes - time.monotonic()
+        outcomes = PARTS[part](time.monotonic() + rest * SHARES[part] / left, args)
+        left -= SHARES[part]
+        for name, counts in outcomes.items():
+            found[name] = dict(sorted(counts.items()))
+            print(f"{name}: {counts}", flush=True)
+    counted = [counts for name, counts in found.items() if name != "leaks"]
+    bad = sum(count for counts in counted for name, count in counts.items() if name in cases.BAD)
+    total = sum(sum(counts.values()) for counts in counted)
+    about = {"date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}", "torch": torch.__version__}
+    about |= {"python": platform.python_version(), "cases": total, "failures": bad}
+    RESULTS.write_text(json.dumps(about | found, indent=1) + "\n")
+    print(f"{total:,} cases, {bad} failures")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""Is the gate's threshold the quantile it claims to be, on every path, and is a wrong one refused before anything changes?"""
+
+import copy
+import io
+import math
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ngpt_core as ng
+from ngpt_core.optim import Diagnostics, auto_gate
+
+F64 = torch.float64
+
+
+def parameter(*shape, dtype=torch.float32, seed=1):
+    return torch.nn.Parameter(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype))
+
+
+def gradient(shape, t, dtype=torch.float32):
+    rng = torch.Generator().manual_seed(100 + t)
+    g = torch.randn(shape, generator=rng) * 10 ** (-8 * torch.rand(shape, generator=rng))
+    g[..., 0] = 0
+    return g.to(dtype)
+
+
+def steps(optimizer, first, last):
+    for t in range(first, last + 1):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = gradient(p.shape, t, p.dtype)
+        optimizer.step()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 400), st.floats(0.001, 0.999), st.integers(0, 10**6), st.sampled_from([torch.float32, F64]))
+def test_the_quantile_is_numpys_inverted_cdf_of_what_is_not_zero(n, share, seed, dtype):
+    rng = np.random.default_rng(seed)
+    x = 10.0 ** rng.uniform(-36, 30, n) * (rng.random(n) < 0.8)
+    x[rng.random(n) < 0.2] = 1e-6  # ties
+    v = torch.tensor(x).to(dtype)
+    positive = v[v > 0].double().numpy()
+    expected = 0.0 if not len(positive) else np.sort(positive)[max(1, math.ceil(len(positive) * share)) - 1]
+    assert float(auto_gate.quantiles([v], share)) == expected
+
+
+def test_many_tensors_at_once_and_one_too_large_for_one_piece():
+    many = [torch.rand(n, generator=torch.Generator().manual_seed(n)) for n in (3, 10, (1 << 20) + 77)]
+    found = auto_gate.quantiles([*many, torch.zeros(4), torch.zeros(0)], 0.25)
+    for v, x in zip(many, found):
+        assert float(x) == float(v.sort().values[math.ceil(0.25 * len(v)) - 1])
+    assert found[3:].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype, kind", [(torch.float32, torch.int32), (F64, torch.int64)], ids=str)
+def test_a_quantile_whose_last_digits_are_the_highest(dtype, kind):
+    bits = torch.tensor([1.0, 2.0], dtype=dtype).view(kind) - 1  # ..FFFF
+    v = bits.view(dtype)
+    assert [float(auto_gate.quantiles([v], share)) for share in (0.3, 0.9)] == v.tolist()
+
+
+def test_two_shards_find_the_number_of_the_whole(monkeypatch):
+    v = torch.rand(2, 50, generator=torch.Generator().manual_seed(4))
+    both, meeting = {}, Barrier(2)
+
+    def all_sum(x, rank):
+        both[rank] = x
+        meeting.wait()
+        total = both[0] + both[1]
+        meeting.wait()
+        return total
+
+    monkeypatch.setattr(auto_gate.sharding, "all_sum", all_sum)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda rank: auto_gate.quantiles([v[rank]], 0.7, rank), range(2)))
+    assert [float(x) for x in found] == [float(v.reshape(-1).sort().values[69])] * 2
+
+
+def test_forty_tensors_of_a_group_have_their_thresholds():
+    params = [parameter(2, 3, seed=i) for i in range(40)]
+    optimizer = ng.GatedAdamW(params, lr=0.01, eps_gate=ng.AutoGate(every=1))
+    for _ in range(2):
+        for i, p in enumerate(params):
+            p.grad = torch.full((2, 3), (i + 1) * 1e-6)
+        optimizer.step()
+    found = [float(optimizer.state[p]["eps_gate"]) for p in params]
+    assert found == pytest.approx([(i + 1) * 1e-6 for i in range(40)], rel=1e-5)
+
+
+class ReadsOnly(TorchDispatchMode):
+    """Refuses what makes the host wait for a device: reading a number, or a shape that depends on numbers."""
+
+    def __init__(self, counters):
+        super().__init__()
+        self.counters, self.read = counters, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"):
+            assert args[0].data_ptr() in self.counters, f"the host waits in {func}"
+            self.read += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_refresh_reads_nothing_but_the_counters_of_the_host(capturable, foreach):
+    params = [parameter(4, 9), parameter(5)]
+    groups = [dict(params=params[:1], unit_dim=-1, transport="parallel"), dict(params=params[1:])]
+    settings = dict(eps_gate=ng.AutoGate(every=2), nonfinite="off", fused=False, foreach=foreach, capturable=capturable)
+    optimizer = ng.GatedAdamW(groups, lr=0.01, **settings)
+    steps(optimizer, 1, 1)
+    counters = () if capturable else [optimizer.state[p]["step"].data_ptr() for p in params]
+    before = [float(optimizer.state[p]["eps_gate"]) for p in params]
+    with ReadsOnly(counters) as watch:
+        steps(optimizer, 2, 5)  # t = 2 and t = 4 refresh
+    assert watch.read > 0 or capturable
+    assert all(float(optimizer.state[p]["eps_gate"]) != old for p, old in zip(params, before))
+
+
+@pytest.mark.parametrize("path", [dict(), dict(fused=False), dict(foreach=True), dict(capturable=True)], ids=str)
+def test_it_is_the_papers_at_first_then_the_quantile_and_kept_for_a_while(path):
+    p = parameter(6, 20)
+    optimizer = ng.GatedAdamW([p], lr=0.01, unit_dim=-1, eps_gate=ng.AutoGate(quantile=0.3, every=5), **path)
+    seen = []
+    for t in range(1, 13):
+        before = optimizer.state[p]["exp_avg_sq"].clone() if t > 1 else None
+        steps(optimizer, t, t)
+        seen.append(float(optimizer.state[p]["eps_gate"]))
+        if (t - 2) % 5 == 0 and before is not None:
+            scale = (before.double() / (1 - 0.975 ** (t - 1))).sqrt()
+            scale = scale[scale > 0].sort().values
+            assert seen[-1] == pytest.approx(float(scale[math.ceil(0.3 * len(scale)) - 1]), rel=1e-5)
+    assert seen[0] == pytest.approx(1e-8) and optimizer.state[p]["eps_gate"].dtype == torch.float32
+    changes = [t + 1 for t in range(1, 12) if seen[t] != seen[t - 1]]
+    assert changes == [2, 7, 12]
+
+
+def test_auto_is_the_median_every_hundred_steps_and_tensors_have_thresholds_of_their_own():
+    p, q = parameter(3, 8), parameter(3, 8)
+    optimizer = ng.GatedAdamW([p, q], lr=0.01, eps_gate="auto")
+    assert optimizer.param_groups[0]["eps_gate"] == ng.AutoGate(quantile=0.5, every=100)
+    for _ in range(2):
+        p.grad, q.grad = torch.full((3, 8), 1e-3), torch.full((3, 8), 1e-6)
+        optimizer.step()
+    assert float(optimizer.state[p]["eps_gate"]) == pytest.approx(1e-3, rel=1e-5)
+    assert float(optimizer.state[q]["eps_gate"]) == pytest.approx(1e-6, rel=1e-5)
+
+
+def test_a_tensor_without_any_gradient_keeps_the_papers_threshold():
+    p = parameter(3, 8)
+    optimizer = ng.GatedAdamW([p], lr=0.01, eps_gate=ng.AutoGate(every=1))
+    for _ in range(3):
+        p.grad = torch.zeros_like(p)
+        optimizer.step()
+    assert float(optimizer.state[p]["eps_gate"]) == pytest.approx(1e-8) and p.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, F64])
+def test_a_resumed_run_repeats_the_uninterrupted_one_to_the_bit(dtype):
+    """The threshold is older than the checkpoint: it must come from the file."""
+    kwargs = dict(lr=0.02, unit_dim=-1, eps_gate=ng.AutoGate(quantile=0.4, every=10), transport="parallel")
+    whole, half = parameter(4, 9, dtype=dtype), parameter(4, 9, dtype=dtype)
+    one, two = ng.GatedAdamW([whole], **kwargs), ng.GatedAdamW([half], **kwargs)
+    steps(one, 1, 25), steps(two, 1, 16)
+    file = io.BytesIO()
+    torch.save((two.state_dict(), half.detach()), file)
+    file.seek(0)
+    state, w = torch.load(file, weights_only=True)
+    again = torch.nn.Parameter(w.clone())
+    three = ng.GatedAdamW([again], lr=0.5, unit_dim=-1)
+    three.load_state_dict(state)
+    assert three.param_groups[0]["eps_gate"] == kwargs["eps_gate"] and three.param_groups[0]["transport"] == "parallel"
+    steps(three, 17, 25)
+    assert torch.equal(again, whole) and three.state[again]["eps_gate"] == one.state[whole]["eps_gate"]
+
+
+def test_switched_on_in_the_middle_it_takes_its_first_quantile_at_once():
+    p = parameter(4, 9)
+    optimizer = ng.GatedAdamW([p], lr=0.02)
+    steps(optimizer, 1, 4)
+    optimizer.param_groups[0]["eps_gate"] = ng.AutoGate(every=1000)
+    steps(optimizer, 5, 5)
+    assert float(optimizer.state[p]["eps_gate"]) != pytest.approx(1e-8)
+    optimizer.param_groups[0]["eps_gate"] = 1e-8  # and off again: the number holds
+    other = parameter(4, 9)
+    other.data.copy_(p)
+    plain = ng.GatedAdamW([other], lr=0.02)
+    plain.load_state_dict({**plain.state_dict(), "state": copy.deepcopy(optimizer.state_dict()["state"])})
+    steps(optimizer, 6, 8), steps(plain, 6, 8)
+    assert torch.equal(p, other)
+
+
+def test_a_function_is_asked_once_per_group_and_step_with_t_from_one():
+    asked = []
+
+    def gate(t, group):
+        asked.append((t, group["name"]))
+        return 1e-8
+
+    groups = [dict(params=[parameter(2, 3)], name="a"), dict(params=[parameter(2, 3), parameter(4)], name="b")]
+    optimizer = ng.GatedAdamW(groups, lr=0.1, eps_gate=gate)
+    steps(optimizer, 1, 2)
+    assert asked == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [math.nan, 0.0, -1e-8, math.inf, 1e-40, "1e-8", None, torch.ones(2), torch.ones(0), torch.tensor(math.nan), True],
+    ids=str,
+)
+def test_a_function_that_returns_something_else_is_refused_before_anything_changes(bad):
+    p, q = parameter(2, 3), parameter(2, 3)
+    groups = [dict(params=[p], eps_gate=ng.AutoGate(every=1)), dict(params=[q], eps_gate=lambda t, _: 1e-8 if t < 3 else bad)]
+    optimizer = ng.GatedAdamW(groups, lr=0.1)
+    steps(optimizer, 1, 2)
+    before = copy.deepcopy([p, q, *optimizer.state[p].values(), *optimizer.state[q].values()])
+    with pytest.raises(ValueError, match=r"eps_gate, as a function of \(t, group\), must return one finite number.*at t = 3"):
+        steps(optimizer, 3, 3)
+    after = [p, q, *optimizer.state[p].values(), *optimizer.state[q].values()]
+    assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True)) and optimizer.state[p]["step"] == 2
+
+
+def test_a_function_may_return_the_least_threshold_or_a_tensor():
+    p, q = parameter(2, 3), parameter(2, 3)
+    q.data.copy_(p)
+    for x, value in ((p, 1e-30), (q, torch.tensor([1e-30]))):
+        steps(ng.GatedAdamW([x], lr=0.1, fused=False, eps_gate=lambda t, group, value=value: value), 1, 3)
+    assert p.isfinite().all() and torch.allclose(p, q)
+
+
+def test_thresholds_are_kept_as_they_were_if_a_tensor_cannot_take_the_path_that_was_asked_for():
+    p = parameter(3, 8)
+    optimizer = ng.GatedAdamW([p], lr=0.1, eps_gate=ng.AutoGate(every=1))
+    steps(optimizer, 1, 2)
+    before = optimizer.state[p]["eps_gate"].clone()
+    optimizer.param_groups[0] |= dict(fused=True, foreach=True)
+    with pytest.raises(ValueError, match="cannot take the fused kernel"):
+        steps(optimizer, 3, 3)
+    assert torch.equal(optimizer.state[p]["eps_gate"], before)
+
+
+@pytest.mark.parametrize(
+    "bad", [dict(quantile=x) for x in (0, 1, -0.1, 1.5, math.nan, "0.5")] + [dict(every=x) for x in (0, 1.5, "9")]
+)
+def test_a_quantile_outside_0_to_1_and_a_step_count_below_1_are_refused(bad):
+    with pytest.raises(ValueError, match=f"AutoGate: {next(iter(bad))}"):
+        ng.AutoGate(**bad)
+
+
+def test_a_state_with_a_function_needs_the_function_again():
+    gate = lambda t, group: 1e-7  # noqa: E731
+    optimizer = ng.GatedAdamW([parameter(2, 3)], lr=0.1, eps_gate=gate)
+    steps(optimizer, 1, 1)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    again = ng.GatedAdamW([parameter(2, 3)], lr=0.1, eps_gate=gate)
+    again.load_state_dict(state)
+    assert again.param_groups[0]["eps_gate"] is gate
+    with pytest.raises(ValueError, match=r"a function as its eps_gate, which a state cannot hold.*eps_gate=1e-08"):
+        ng.GatedAdamW([parameter(2, 3)], lr=0.1).load_state_dict(state)
+
+
+def test_diagnostics_see_the_thresholds_in_force():
+    p, q = parameter(3, 8), parameter(3, 8, seed=2)
+    optimizer = ng.GatedAdamW([p, q], lr=0.01, unit_dim=-1, eps_gate=ng.AutoGate(quantile=0.75, every=1), foreach=True)
+    optimizer.diagnostics = Diagnostics()
+    steps(optimizer, 1, 30)
+    below = optimizer.diagnostics.last[0]["below_gate"]
+    assert 0.6 < below < 0.9  # about the quantile: the gate is half open there

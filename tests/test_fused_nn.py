@@ -1,0 +1,306 @@
+"""Each operator in C++ of the forward pass computes what the plain form beside it computes, values and gradients."""
+
+import logging
+import types
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+import ngpt_core as ng
+from ngpt_core import native, sphere
+from ngpt_core.nn import fused, grouped, mamba2, mamba2_cpu, mlp, moe, rows_cpu
+
+needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler on this machine")
+pytestmark = needs_compiler
+
+
+def assert_twins(kernel, plain, inputs, tolerance=1e-4):
+    """Value and gradients in float32 against the plain form in float64; an error is measured by the largest entry."""
+    torch.manual_seed(1)
+    wanted, found = [], []
+    for function, dtype, into in ((plain, torch.float64, wanted), (kernel, torch.float32, found)):
+        args = [
+            x.detach().to(dtype).requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for x in inputs
+        ]
+        out = function(*args)
+        g = torch.linspace(-1, 2, out.numel(), dtype=dtype).view_as(out).cos()
+        into += [out, *torch.autograd.grad(out, [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad], g)]
+    for i, (w, f) in enumerate(zip(wanted, found, strict=True)):
+        torch.testing.assert_close(
+            f.double(), w, rtol=0, atol=tolerance * max(1.0, float(w.detach().abs().max())), msg=lambda m, i=i: f"{i}: {m}"
+        )
+
+
+# ---- the inside of a Mamba-2 layer -----------------------------------------------------------------------------------
+def layer(b=2, T=37, G=2, r=3, P=5, N=7, K=4, chunk=16, norm=True, documents=True, dt_min=0.0, seed=0):
+    torch.manual_seed(seed)
+    H, d_inner = G * r, G * r * P
+    channels = d_inner + 2 * G * N
+    p, weight, bias = torch.randn(b, T, d_inner + channels + H), torch.randn(K, channels) / 2, torch.randn(channels) / 3
+    ids = mamba2.segments(torch.randint(0, 4, (b, T)).sort(1).values) if documents else None
+    tensors = (
+        p,
+        weight,
+        bias,
+        torch.randn(H),
+        -torch.exp(torch.randn(H)),
+        torch.randn(H),
+        torch.randn(d_inner) if norm else None,
+    )
+    return (*tensors, ids, G, N, chunk, dt_min, 0.1)  # a small eps under one channel would amplify rounding
+
+
+kernel, plain = (lambda *a: mamba2_cpu.inside(*a)[0]), (lambda *a: mamba2.inside(*a)[0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    T=st.integers(1, 70),
+    chunk=st.integers(1, 80),
+    G=st.integers(1, 3),
+    r=st.integers(1, 3),
+    P=st.integers(1, 40),
+    N=st.integers(1, 40),
+    K=st.integers(1, 5),
+    norm=st.booleans(),
+    documents=st.booleans(),
+    dt_min=st.sampled_from([0.0, 0.5]),
+    seed=st.integers(0, 1000),
+)
+def test_the_mamba2_kernel_is_its_plain_form(**options):
+    assert_twins(kernel, plain, layer(**options))
+
+
+@pytest.mark.parametrize("sizes", [{"P": 32, "N": 32, "r": 4}, {"P": 32, "N": 16, "r": 2}, {"P": 64, "N": 64}], ids=str)
+def test_the_mamba2_kernel_at_the_sizes_of_the_presets(sizes):
+    assert_twins(kernel, plain, layer(T=200, chunk=64, **sizes))
+
+
+@pytest.mark.parametrize("step", [-100.0, -20.0, 30.0, 1e4])
+def test_extreme_steps_stay_finite_in_the_mamba2_kernel(step):
+    p, *others = layer(T=40)
+    p[..., -6:] = step
+    inputs = [p.requires_grad_(), *others]
+    out = kernel(*inputs)
+    assert torch.isfinite(torch.autograd.grad(out.sum(), p)[0]).all()
+    assert_twins(kernel, plain, layer(T=40))
+
+
+def test_a_nan_does_not_get_lost_in_the_mamba2_kernel():
+    for column in (0, 40, -1):  # z, x, dt
+        p, *others = layer(documents=False)
+        p[0, 5, column] = torch.nan
+        assert kernel(p, *others).isnan().any() and not kernel(p, *others)[1].isnan().any()
+
+
+def test_threads_change_no_bit_of_the_mamba2_kernel():
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            p, *others = layer(T=90)
+            out = kernel(p.requires_grad_(), *others)
+            results.append((out, *torch.autograd.grad(out.sum(), p)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@pytest.mark.parametrize("K", [1, 2, 4])
+@pytest.mark.parametrize("norm", [True, False])
+def test_the_token_kernel_writes_the_cache_that_the_plain_form_returns(norm, K):
+    p, *tensors, _, G, N, chunk, dt_min, eps = layer(T=1, K=K, norm=norm, documents=False, dt_min=0.1)
+    past, state = torch.randn(2, K - 1, tensors[0].shape[1]), torch.randn(2, 6, 5, N)
+    y, last, after = mamba2.inside(p, *tensors, None, G, N, chunk, dt_min, eps, past.clone(), state.clone())
+    found = mamba2_cpu.token(p, *tensors, G, N, chunk, dt_min, eps, past, state)
+    for a, b in ((found, y), (past, last), (state, after)):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_second_derivatives_of_the_mamba2_kernel_are_those_of_its_plain_form():
+    results = []
+    for function, dtype in ((plain, torch.float64), (kernel, torch.float32)):
+        p, *others = (x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in layer(T=12))
+        out = function(p.requires_grad_(), *others)
+        (g,) = torch.autograd.grad(out.square().sum(), p, create_graph=True)
+        results.append(torch.autograd.grad(g.square().sum(), p)[0].double())
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-4 * float(results[0].abs().max()))
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 70), st.integers(1, 40))
+
+
+@settings(max_examples=20, deadline=None)
+@given(shape=SHAPES, seed=st.integers(0, 1000))
+def test_the_row_kernels_are_their_plain_forms(shape, seed):
+    torch.manual_seed(seed)
+    d = shape[-1]
+    x, f, w = 0.5 + torch.rand(shape), 0.5 + torch.rand(shape), torch.rand(d)
+    assert_twins(rows_cpu.step, lambda h, f, a: sphere.step(h, sphere.unit(f), a), (sphere.unit(x), f, w))
+    assert_twins(rows_cpu.norm, lambda x, w: sphere.unit(x) * w, (x, w))
+    assert_twins(lambda *a: rows_cpu.norm(*a, 0.1), lambda x, w: torch.nn.functional.rms_norm(x, (d,), w, 0.1), (x, w))
+    assert_twins(rows_cpu.relu2, mlp.relu2, (torch.randn(shape),))
+
+
+@pytest.mark.parametrize("way", ["none", "vector", "matrix"])
+@pytest.mark.parametrize("E", [1, 5, 40])  # 40: some experts have no tokens
+def test_the_expert_kernel_is_dispatch_two_products_and_combine(way, E):
+    torch.manual_seed(0)
+    n, k, d, ff = 30, min(E, 3), 24, 10
+    s_u = {"none": None, "vector": 0.5 + torch.rand(ff), "matrix": 0.5 + torch.rand(E, ff)}[way]
+    chosen = torch.rand(n, E).topk(k).indices
+    counts = chosen.flatten().bincount(minlength=E)
+    order, place = grouped.sort_by_expert(chosen)
+
+    def plain(x, weights, up, down, s_u):
+        here = types.SimpleNamespace(up=up, down=down, s_u=None if s_u is None else lambda: s_u)
+        y = moe.Experts.forward(here, grouped.dispatch(x, order, place, k), counts)
+        return grouped.combine(y * weights.flatten()[order, None], order, place, k)
+
+    inputs = (torch.randn(n, d), torch.rand(n, k), torch.randn(E, ff, d) / 5, torch.randn(E, ff, d) / 5, s_u)
+    assert_twins(lambda *a: rows_cpu.experts(*a, order, counts.tolist()), plain, inputs)
+
+
+def test_a_row_of_zeros_has_the_finite_gradient_of_the_plain_form():
+    zero, a = torch.zeros(2, 6), torch.full((6,), 0.1)
+    for kernel_, plain_, inputs in (
+        (rows_cpu.norm, lambda x, w: sphere.unit(x) * w, (zero, a)),
+        (rows_cpu.step, lambda h, f, a: sphere.step(h, sphere.unit(f), a), (zero, zero, a)),
+    ):
+        assert_twins(kernel_, plain_, inputs)
+
+
+@pytest.mark.parametrize("operator", ["step", "norm", "relu2"])
+def test_second_derivatives_of_the_row_kernels_are_those_of_the_plain_form(operator):
+    torch.manual_seed(0)
+    f, w = torch.randn(5, 7), torch.rand(7)
+    twins = {
+        "step": (lambda x: rows_cpu.step(x, f, w), lambda x: sphere.step(x, sphere.unit(f.to(x)), w.to(x))),
+        "norm": (lambda x: rows_cpu.norm(x, w), lambda x: sphere.unit(x) * w.to(x)),
+        "relu2": (rows_cpu.relu2, mlp.relu2),
+    }[operator]
+    results = []
+    for function, dtype in zip(twins, (torch.float32, torch.float64)):
+        x = torch.linspace(-1, 2, 35).view(5, 7).sin().to(dtype).requires_grad_()
+        (g,) = torch.autograd.grad(function(x).cos().sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(g.square().sum(), x)[0].double())
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+def test_threads_change_no_bit_of_the_row_kernels():
+    torch.manual_seed(0)
+    h, f, a, results, before = (
+        torch.randn(300, 33),
+        torch.randn(300, 33),
+        torch.rand(33).requires_grad_(),
+        [],
+        torch.get_num_threads(),
+    )
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            results.append(torch.autograd.grad(rows_cpu.step(h, f, a).cos().sum(), a)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+# ---- the ways in which torch may call them ---------------------------------------------------------------------------
+def model(normalized=True):
+    torch.manual_seed(0)
+    config = ng.preset("pico", normalized=normalized, d_model=32, pattern="M*E", expert_ff=12, shared_ff=20)
+    return ng.LanguageModel(config), *torch.randint(0, 256, (2, 2, 40))
+
+
+def gradients(model, x, y):
+    return torch.autograd.grad(model.loss(x, y), list(model.parameters()))
+
+
+def assert_close(a, b):
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=2e-5 * max(1.0, float(y.detach().abs().max())))
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_model_has_the_same_gradients_with_and_without_the_operators(normalized):
+    net, x, y = model(normalized)
+    with fused.plain():
+        wanted = gradients(net, x, y)
+    assert_close(gradients(net, x, y), wanted)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_torch_func_goes_through_the_blocks_and_the_chunked_loss(normalized):
+    net, x, y = model(normalized)
+    params = dict(net.named_parameters())
+    found = torch.func.grad(lambda p: _loss(net, p, x, y))(params)
+    assert_close([found[name] for name in params], gradients(net, x, y))
+
+
+def test_half_precision_meshes_and_traces_take_the_plain_form():
+    x = torch.randn(2, 3)
+    assert rows_cpu.takes(x, torch.nn.Parameter(x), None)
+    with fused.plain():
+        assert not rows_cpu.takes(x)
+    assert not rows_cpu.takes(x.bfloat16()) and not rows_cpu.takes(x.double()) and not rows_cpu.takes(x.to("meta"))
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert not rows_cpu.takes(mode.from_tensor(x))
+
+
+def test_activation_checkpointing_gives_the_same_bits():
+    net, x, y = model()
+    wanted = gradients(net, x, y)
+    for block in net.blocks:
+        whole = block.forward
+        block.forward = lambda *a, whole=whole: checkpoint(whole, *a, use_reentrant=False)
+    assert all(map(torch.equal, gradients(net, x, y), wanted))
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_compiled_layer_is_one_graph_with_the_mamba2_operator_in_it(normalized):
+    net, *_ = model(normalized)
+    mixer = net.blocks[0].mixer
+    h = torch.randn(2, 40, 32, requires_grad=True)
+    run = lambda f: (lambda out: (out, *torch.autograd.grad(out.cos().sum(), [h, *mixer.parameters()])))(f(h))  # noqa: E731
+    wanted, seen = run(mixer), []
+
+    def backend(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    assert_close(run(torch.compile(mixer, fullgraph=True, backend=backend)), wanted)
+    assert any("mamba2" in target for target in seen)
+    torch._dynamo.reset()
+    assert_close(run(torch.compile(mixer, fullgraph=True, backend="aot_eager")), wanted)
+
+
+def test_without_a_compiler_the_model_takes_its_plain_path_and_says_so_once(monkeypatch, caplog):
+    net, x, y = model()
+    wanted = gradients(net, x, y)
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    fused.library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, logger="ngpt_core"):
+            assert_close(gradients(net, x, y), wanted)
+        assert {record.getMessage().split(":")[0] for record in caplog.records} == {
+            "The model takes its plain path on the CPU, which is slower"
+        }
+    finally:
+        fused.library.cache_clear()
+
+
+def _loss(net, params, x, y):
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self):
+            return self.net.loss(x, y)
+
+    return torch.func.functional_call(Loss(), {f"net.{name}": p for name, p in params.items()}, ())
