@@ -82,10 +82,13 @@ DATACLASSES = {name: text for _, name, text in ENTRIES if is_dataclass(resolve(n
 @pytest.mark.parametrize("name", DATACLASSES)
 def test_every_field_of_a_dataclass_is_described(name):
     cls, text = resolve(name), DATACLASSES[name]
-    under = ModuleAnalyzer.for_module(cls.__module__).find_attr_docs()
+    under = set()
+    for c in cls.__mro__[:-1]:  # a parent may describe the field
+        documented = ModuleAnalyzer.for_module(c.__module__).find_attr_docs()
+        under |= {field for owner, field in documented if owner == c.__name__}
     listed = {name for names in re.findall(r"^ *(\w+(?:, \w+)*): ", cls.__doc__, re.M) for name in names.split(", ")}
     for field in fields(cls):
-        described = (cls.__name__, field.name) in under or field.name in listed or f"``{field.name}``" in cls.__doc__ + text
+        described = field.name in under or field.name in listed or f"``{field.name}``" in cls.__doc__ + text
         assert described, f"{name}.{field.name} is not described"
 
 

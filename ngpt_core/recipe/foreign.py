@@ -40,7 +40,7 @@ _ASK = "Say what it does: axes={NAME: -1}, the axis along which its vectors lie,
 
 @dataclass(frozen=True)
 class Decision(Row):
-    """A row of the table, with the reason."""
+    """A ``Row`` with the reason."""
 
     why: str = ""
     """What decided the axis."""
