@@ -5,6 +5,7 @@ their messages by torch's CommDebugMode.
 """
 
 import json
+import math
 import os
 import socket
 from pathlib import Path
@@ -20,6 +21,7 @@ from ngpt_core.nn.fused import plain
 from ngpt_core.optim.sharding import local
 from ngpt_core.tools.simulate import simulate, simulate_for
 from ngpt_core.tools.simulate.corpus import synthetic
+from ngpt_core.tools.simulate.meter import Meter
 from ngpt_core.tools.simulate.values import chosen
 from ngpt_core.train.config import TrainConfig
 from ngpt_core.train.flops import flops_per_token
@@ -240,9 +242,19 @@ def test_skewed_routing_fills_the_rank_with_the_first_experts():
     assert set(torch.bincount(chosen(512, 2, 8, "balanced").flatten()).tolist()) == {128}
 
 
-def test_documents_cost_the_memory_of_a_dense_mask():
-    plain, packed = (tiny(2, document_length=length, seq_len=512, micro_batch=1) for length in (0, 100))
-    assert packed.peak_bytes > plain.peak_bytes
+def test_documents_take_no_tensor_of_all_pairs_of_tokens(monkeypatch):
+    """Attention over packed documents reads their offsets. (A mask [T, T] would be most of this step's memory.)"""
+    T, seen, called = 704, set(), Meter.__call__
+
+    def watched(self, call):
+        seen.update(tuple(x.shape) for x in (*call.taken, *call.returned))
+        return called(self, call)
+
+    monkeypatch.setattr(Meter, "__call__", watched)
+    plain, packed = (tiny(2, document_length=length, seq_len=T, micro_batch=1) for length in (0, 100))
+    assert any(T in shape for shape in seen)
+    assert not [shape for shape in seen if shape.count(T) > 1 or math.prod(shape[-2:]) >= T * T]
+    assert packed.peak_bytes < 1.02 * plain.peak_bytes
 
 
 def test_the_gpt_twin_and_plain_precision_run_too():

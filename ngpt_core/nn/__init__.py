@@ -5,6 +5,7 @@ residual    how a block moves the hidden state            embedding  where it st
 attention   how tokens look at each other                 mamba2     the state-space layer; ssd: its scan
 mlp         the feed-forward block                        moe        the mixture of experts; grouped: its products
 head        logits, s_z and LGP; loss: in chunks          model      the whole model
+documents   where packed documents begin and end
 generate    how a text is continued                       io         saving and loading
 precision   where autocast must not round              fused      when an operator in C++ is taken (mamba2_cpu)
 transforms  our operators under torch.func

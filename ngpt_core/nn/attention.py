@@ -13,6 +13,10 @@ the two coordinates of a plane differently at every position. The two agree whil
 Shapes: B batch, T new tokens, S all tokens that can be seen, H query heads, G key and value heads, d_k head dimension.
 """
 
+import inspect
+import warnings
+from functools import cache as once
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -20,11 +24,14 @@ from torch import Tensor, nn
 
 from .. import sphere
 from ..config import ModelConfig
+from ..rehearsal import rehearsing
 from . import rows_cpu
+from .documents import Packed, pack
+from .precision import autocast
 from .scale import Scale
 from .unit import init_rows_, rows
 
-__all__ = ["Attention", "KVCache", "document_mask", "rotate"]
+__all__ = ["Attention", "KVCache", "document_mask", "rotate", "varlen"]
 
 
 @torch.library.custom_op("ngpt_core::rope_table", mutates_args=())
@@ -71,6 +78,61 @@ def document_mask(documents: Tensor) -> Tensor:
     return same.tril()[:, None]
 
 
+def varlen(q: Tensor, k: Tensor, v: Tensor, documents: Packed, scale: float) -> Tensor:
+    """Causal attention within each document by torch's kernel for sequences of several lengths: [B, T, H, d_k], without a mask.
+
+    q [B, T, H, d_k], k and v [B, T, G, d_k] in half precision. The same as ``scaled_dot_product_attention`` with
+    ``document_mask``, in time and memory of the documents' own lengths.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    (B, T, H, _), offsets, longest = q.shape, documents.offsets, documents.longest
+    assert offsets is not None  # on a GPU there are some
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    out = varlen_attn(
+        *(q, k, v, offsets, offsets, longest, longest),
+        scale=scale,
+        window_size=(-1, 0),  # all tokens before, none after
+        enable_gqa=H != k.shape[1],
+    )
+    assert isinstance(out, Tensor)  # nothing else was asked for
+    return out.view(B, T, H, -1)
+
+
+@once
+def _old_varlen() -> bool:
+    """Does this torch lack attention for sequences of several lengths with a scale and with fewer key than query heads?"""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return True
+    return not {"scale", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters)
+
+
+@torch.compiler.assume_constant_result
+def _takes_varlen(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
+    """Can documents on this GPU do without a mask? Warns once if not: a mask of T x T takes much more memory and time."""
+    reason = None
+    if _old_varlen():
+        reason = f"torch {torch.__version__} lacks varlen_attn with scale and enable_gqa: install torch 2.12 or newer"
+    elif dtype not in (torch.bfloat16, torch.float16):
+        reason = f"flash attention needs a half precision, and this is {dtype}: train with --precision bf16"
+    elif head_dim > 256:
+        reason = f"flash attention takes heads of up to 256 dimensions, and these have {head_dim}"
+    elif not rehearsing() and torch.cuda.get_device_capability(device) < (8, 0):
+        reason = "flash attention needs a GPU of compute capability 8.0 or newer"
+    if reason is not None:
+        _warn(reason)
+    return reason is None
+
+
+@once
+def _warn(reason: str) -> None:
+    warnings.warn(
+        f"Attention over packed documents takes a dense mask [T, T], which is slow and large: {reason}.", stacklevel=4
+    )
+
+
 class KVCache:
     """The past keys and values of a layer: two tensors with room for ``max_len`` tokens, and how many are filled."""
 
@@ -110,7 +172,7 @@ class Attention(nn.Module):
     def forward(
         self,
         h: Tensor,
-        documents: Tensor | None = None,
+        documents: Tensor | Packed | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
         """h [B, T, d] -> [B, T, d]. With a cache, the T tokens follow those it holds."""
@@ -129,7 +191,14 @@ class Attention(nn.Module):
             k, v = (x.to(q.dtype) for x in cache.append(k, v))
         mask = None
         if documents is not None:
-            mask = document_mask(documents)
+            documents = pack(documents)
+            if documents.offsets is not None:  # on a GPU
+                q, k, v = autocast(q, k, v)
+                if _takes_varlen(q.dtype, q.shape[-1], q.device):
+                    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+                    out = varlen(q, k, v, documents, self.softmax_scale)
+                    return out.flatten(2) @ self.o_proj
+            mask = document_mask(documents.ids)
         elif start and q.shape[-2] > 1:
             # several tokens after a filled cache: row i sees the past and itself
             size = (q.shape[-2], k.shape[-2])

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from . import fused, mamba2_cpu
+from .documents import Packed, segments
 from .scale import Scale
-from .ssd import has_kernel, segments, ssd
+from .ssd import has_kernel, ssd
 from .unit import init_rows_, rows
 
 __all__ = ["Mamba2", "Mamba2Cache", "causal_conv", "conv", "conv_kernel", "group_rms_norm", "inside"]
@@ -81,7 +82,9 @@ class _ConvSiLU(torch.autograd.Function):
         return d_padded, d_weight, grad.sum((0, 1)), None
 
 
-def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | Packed | None = None
+) -> Tensor:
     """SiLU(bias + sum_k weight_k x_{t-K+1+k}), separately for each channel: x [b, T, channels], weight [K, channels].
 
     ``past`` [b, K-1, channels] holds the inputs before x (zeros if None). A tap that would reach into a previous document of
@@ -136,13 +139,15 @@ def _conv_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _conv_kernel.register_autograd(_conv_gradients, setup_context=_save)
 
 
-def conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | None = None) -> Tensor:
+def conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | Packed | None = None) -> Tensor:
     """``causal_conv`` by causal-conv1d's kernel (CUDA), which needs channels last and strides that are multiples of 8."""
     x = x if x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0 else x.contiguous()
     return _conv_kernel(x, weight, bias, None if documents is None else segments(documents))
 
 
-def conv(x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+def conv(
+    x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | Packed | None = None
+) -> Tensor:
     """``causal_conv`` in the fastest available way: with causal-conv1d's kernel on CUDA, if it supports these sizes.
 
     torch.compile gets the plain version: it fuses that into one pass, but cannot see into the kernel.
@@ -169,7 +174,7 @@ def inside(
     A: Tensor,
     D: Tensor,
     norm_weight: Tensor | None,
-    documents: Tensor | None,
+    documents: Tensor | Packed | None,
     groups: int,
     state: int,
     chunk: int = 128,
@@ -256,7 +261,7 @@ class Mamba2(nn.Module):
     def forward(
         self,
         h: Tensor,
-        documents: Tensor | None = None,
+        documents: Tensor | Packed | None = None,
         cache: Mamba2Cache | None = None,
     ) -> Tensor:
         """h [b, T, d] -> [b, T, d]. With a cache, the T tokens follow those it has seen."""
@@ -273,17 +278,17 @@ class Mamba2(nn.Module):
         # A_log, D and dt_bias are computed in float32, whatever the precision of the rest
         wide = torch.promote_types(h.dtype, torch.float32)
         A, D, dt_bias = -torch.exp(self.A_log.to(wide)), self.D.to(wide), self.dt_bias.to(wide)
-        segment = None if documents is None else segments(documents)
+        packed = None if documents is None else Packed(segments(documents))
         tensors = (p, self.conv_weight, self.conv_bias, dt_bias, A, D, self.norm_weight)
         numbers = (config.groups, config.state, config.chunk, config.dt_min, config.norm_eps)
         if cache is None and fused.takes(mamba2_cpu.SOURCE, *tensors):
-            y = mamba2_cpu.inside(*tensors, segment, *numbers)[0]
+            y = mamba2_cpu.inside(*tensors, None if packed is None else packed.ids, *numbers)[0]
         elif cache is None:
-            y, _, _ = inside(*tensors, segment, *numbers)
+            y, _, _ = inside(*tensors, packed, *numbers)
         elif p.shape[1] == 1 and _generates(*tensors) and fused.takes(mamba2_cpu.SOURCE, *tensors, cache.conv, cache.state):
             y = mamba2_cpu.token(*tensors, *numbers, cache.conv, cache.state)
         else:
-            y, conv_inputs, state = inside(*tensors, segment, *numbers, cache.conv.clone(), cache.state)
+            y, conv_inputs, state = inside(*tensors, packed, *numbers, cache.conv.clone(), cache.state)
             cache.conv.copy_(conv_inputs)
             cache.state.copy_(state)
         return y @ self.out_proj

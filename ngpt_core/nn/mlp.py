@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from . import rows_cpu
+from .documents import Packed
 from .scale import Scale
 from .unit import init_rows_, rows
 
@@ -69,7 +70,7 @@ class MLP(nn.Module):
     def forward(
         self,
         h: Tensor,
-        documents: Tensor | None = None,
+        documents: Tensor | Packed | None = None,
         cache: object = None,
     ) -> Tensor:
         """h [B, T, d] -> [B, T, d].

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from . import generate as generation
 from .attention import Attention
+from .documents import Packed, pack
 from .embedding import Embedding, check_integers, check_tokens, readable
 from .head import Head, check_denominator
 from .mamba2 import Mamba2
@@ -79,12 +80,15 @@ class LanguageModel(nn.Module):
                 reset()
 
     # ---- forward ---------------------------------------------------------------------------------------------------
-    def hidden(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> tuple[Tensor, list[Aux]]:
+    def hidden(
+        self, tokens: Tensor, documents: Tensor | Packed | None = None, cache: Cache | None = None
+    ) -> tuple[Tensor, list[Aux]]:
         """The state h [B, T, d] that the head reads, and the routers' outputs (one ``Aux`` per MoE layer).
 
         The arguments are those of ``forward``.
         """
         self._check(tokens, documents, cache)
+        documents = None if documents is None else pack(documents, tokens.device)  # once, for all layers
         h, aux = self.embedding(tokens), []
         for i, block in enumerate(self.blocks):
             h, a = block(h, documents, None if cache is None else cache.blocks[i])
@@ -96,12 +100,13 @@ class LanguageModel(nn.Module):
             h = rms_norm(h, self.norm_weight, self.config.norm_eps)
         return h, aux
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | Packed | None = None, cache: Cache | None = None) -> Tensor:
         """logits [B, T, V], s_z included. Those at position t predict the token at t + 1.
 
         tokens: integers [B, T] in [0, V).
         documents: [B, T], the ids of the documents in packed sequences, never decreasing along T. Tokens see only their own
-            document. None: each sequence is one document.
+            document. None: each sequence is one document. In training on a GPU pass ``documents.pack(ids, device)`` of ids that
+            are still on the host; for ids on the GPU, the host waits.
         cache: from ``new_cache``; the tokens follow those it holds. ``documents`` and ``cache`` together are a ValueError.
         """
         return self.head(self.hidden(tokens, documents, cache)[0])
@@ -110,7 +115,7 @@ class LanguageModel(nn.Module):
         self,
         tokens: Tensor,
         targets: Tensor,
-        documents: Tensor | None = None,
+        documents: Tensor | Packed | None = None,
         denominator: float | Tensor | None = None,
     ) -> Tensor:
         """Mean cross-entropy over the targets that are not -100, plus the routers' balance loss in train() mode.
@@ -182,7 +187,7 @@ class LanguageModel(nn.Module):
         return generation.stream(self, tokens, max_new_tokens, *args, **options)
 
     # ---- checks ----------------------------------------------------------------------------------------------------
-    def _check(self, tokens: Tensor, documents: Tensor | None, cache: Cache | None) -> None:
+    def _check(self, tokens: Tensor, documents: Tensor | Packed | None, cache: Cache | None) -> None:
         check_tokens(tokens, self.config.vocab_size)
         total = tokens.shape[1] + (cache.length if cache is not None else 0)
         if self.config.max_seq_len is not None and total > self.config.max_seq_len:
@@ -198,7 +203,8 @@ class LanguageModel(nn.Module):
                 raise ValueError(f"{total} tokens do not fit a cache of {cache.max_len}: create it with max_len >= {total}.")
 
     @staticmethod
-    def _check_documents(documents: Tensor, tokens: Tensor) -> None:
+    def _check_documents(documents: Tensor | Packed, tokens: Tensor) -> None:
+        documents = documents.ids if isinstance(documents, Packed) else documents
         check_integers("documents", documents)
         if documents.shape != tokens.shape:
             raise ValueError(f"documents must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(documents.shape)}.")

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from . import rows_cpu
+from .documents import Packed
 from .grouped import combine, dispatch, expert_mm, sort_by_expert
 from .mlp import MLP, relu2
 from .precision import autocast, full_precision
@@ -135,7 +136,7 @@ class MoE(nn.Module):
         self.experts = Experts(config)
         self.shared = MLP(config, config.shared_ff, "relu2") if config.shared_ff else None
 
-    def forward(self, h: Tensor, documents: Tensor | None = None, cache: object = None) -> tuple[Tensor, Aux]:
+    def forward(self, h: Tensor, documents: Tensor | Packed | None = None, cache: object = None) -> tuple[Tensor, Aux]:
         """Each token is processed separately, so documents and cache are not used."""
         x = h if self.s_moe is None else h * self.s_moe()  # sec. 3.2
         scores, chosen, weights = self.router(x)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .. import sphere
 from ..config import ModelConfig
 from . import rows_cpu
+from .documents import Packed
 from .scale import Scale
 
 __all__ = ["Aux", "Residual", "rms_norm"]
@@ -58,7 +59,7 @@ class Residual(nn.Module):
     def forward(
         self,
         h: Tensor,
-        documents: Tensor | None = None,
+        documents: Tensor | Packed | None = None,
         cache: object = None,
     ) -> tuple[Tensor, Aux | None]:
         """One step: the state after the block, and its router's Aux, if any."""

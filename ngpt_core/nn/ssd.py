@@ -16,7 +16,8 @@ Symbols (Mamba-2's letters):
     r = H / G heads per group           Q chunk length           c chunks                 q, s positions in a chunk (s <= q)
     x  [b, T, H, P] input               dt [b, T, H] > 0 step    A [H] < 0 decay          D [H] skip
     B  [b, T, G, N] into the state      C  [b, T, G, N] out of it
-    documents [b, T]: ids of packed documents; no state passes from one to the next. An initial state belongs to the first.
+    documents [b, T]: ids of packed documents (or ``Packed``); no state passes from one to the next. An initial state belongs to
+                      the first.
 
 States are computed in float32 (float64 stays float64), even under autocast. Every decay is exp of a difference of cumulative
 sums, clamped to at most 0 *before* exp (a decay is at most 1, since dt > 0 and A < 0). Otherwise the entries above the diagonal
@@ -34,20 +35,15 @@ from einops import rearrange
 from torch import Tensor
 
 from ..rehearsal import on_gpu, rehearsing
+from .documents import Packed, segments
 from .precision import full_precision
 
-__all__ = ["kernel_missing", "segments", "ssd", "ssd_chunked", "ssd_kernels", "ssd_recurrent"]
-
-
-def segments(documents: Tensor) -> Tensor:
-    """Documents [b, T] renumbered 0, 1, 2, ... along each row: a segment ends where the id changes."""
-    change = (documents[:, 1:] != documents[:, :-1]).cumsum(1, dtype=torch.int32)
-    return F.pad(change, (1, 0))
+__all__ = ["kernel_missing", "ssd", "ssd_chunked", "ssd_kernels", "ssd_recurrent"]
 
 
 def _check(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, initial_state: Tensor | None,
-    documents: Tensor | None,
+    documents: Tensor | Packed | None,
 ) -> None:  # fmt: skip
     """Check the shapes, so that a mistake is reported here and not inside a matrix product."""
     (b, T, H, P), (G, N) = x.shape, B.shape[2:]
@@ -66,7 +62,7 @@ def ssd_recurrent(
     C: Tensor,
     D: Tensor | None = None,
     initial_state: Tensor | None = None,
-    documents: Tensor | None = None,
+    documents: Tensor | Packed | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence, token by token: (y [b, T, H, P], final state [b, H, P, N]).
 
@@ -80,6 +76,7 @@ def ssd_recurrent(
     documents: [b, T] ids of packed documents, or None; no state passes from one to the next.
     """
     _check(x, dt, A, B, C, D, initial_state, documents)
+    segment = None if documents is None else segments(documents)
     wide, r = torch.promote_types(x.dtype, torch.float32), x.shape[2] // B.shape[2]
     xs, dt, A = x.to(wide), dt.to(wide), A.to(wide)
     # each head uses its group's B and C
@@ -90,8 +87,8 @@ def ssd_recurrent(
         S = initial_state.to(wide)
     ys = []
     for t in range(x.shape[1]):
-        if documents is not None and t > 0:
-            same = documents[:, t] == documents[:, t - 1]
+        if segment is not None and t > 0:
+            same = segment[:, t] == segment[:, t - 1]
             S = torch.where(same[:, None, None, None], S, 0.0)
         a = torch.exp(dt[:, t] * A)[..., None, None]
         S = a * S + (dt[:, t, :, None] * xs[:, t])[..., None] * B[:, t, :, None]  # S_t
@@ -108,7 +105,7 @@ def ssd_chunked(
     C: Tensor,
     D: Tensor | None = None,
     initial_state: Tensor | None = None,
-    documents: Tensor | None = None,
+    documents: Tensor | Packed | None = None,
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """The same function in chunks of Q = ``chunk`` tokens: matrix products inside a chunk, a short recurrence between chunks.
@@ -128,7 +125,7 @@ def _chunked(
     C: Tensor,
     D: Tensor | None,
     initial_state: Tensor | None,
-    documents: Tensor | None,
+    documents: Tensor | Packed | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
     T = len(range(x.shape[1]))  # a plain int: torch.compile makes one graph per length; a symbolic one would take minutes
@@ -193,6 +190,7 @@ def has_kernel(x: Tensor, package: str) -> bool:
     return on_gpu(x) and (rehearsing() or not kernel_missing(package))
 
 
+@torch.compiler.assume_constant_result
 @cache
 def kernel_missing(package: str) -> bool:
     """Whether a package of CUDA kernels is missing. Warns once: plain torch on a GPU is several times slower."""
@@ -267,7 +265,7 @@ def ssd_kernels(
     C: Tensor,
     D: Tensor | None = None,
     initial_state: Tensor | None = None,
-    documents: Tensor | None = None,
+    documents: Tensor | Packed | None = None,
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """The same function by mamba-ssm's kernels (CUDA). There, the initial state belongs to sequence 0."""
@@ -282,7 +280,7 @@ def ssd(
     C: Tensor,
     D: Tensor | None = None,
     initial_state: Tensor | None = None,
-    documents: Tensor | None = None,
+    documents: Tensor | Packed | None = None,
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """The scan by the fastest form for these tensors: (y [b, T, H, P], final state [b, H, P, N])."""

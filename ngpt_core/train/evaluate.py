@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from ..data.corpus import Corpus
 from ..data.loader import IGNORE, Batch, Loader, window
+from ..nn.documents import pack
 from ..nn.model import LanguageModel
 from .world import World
 
@@ -54,8 +55,9 @@ def evaluate(
     for _ in range(batches):
         batch = loader.next(limit=windows)
         counted = batch.counted
+        documents = pack(batch.documents, world.device)  # before it travels: the host knows the documents' lengths
         batch = batch.to(world.device)
-        total[0] += model.loss(batch.tokens, batch.targets, batch.documents, denominator=1.0).double()
+        total[0] += model.loss(batch.tokens, batch.targets, documents, denominator=1.0).double()
         total[1] += counted
     model.train(was_training)
     loss, count = world.sum(total).tolist()

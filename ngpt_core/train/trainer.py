@@ -21,6 +21,7 @@ from .. import recipe
 from ..data.loader import Loader
 from ..data.tokenizers import stream_text
 from ..files import new_folder
+from ..nn.documents import pack
 from ..nn.io import save as save_model
 from ..nn.model import LanguageModel
 from ..optim.diagnostics import Diagnostics
@@ -77,7 +78,8 @@ class Trainer:
             self.world.at(f"{at}micro-batch {i + 1}")
             self.parallel.micro_batch(last=i == len(micro_batches) - 1)
             x = micro.to(self.world.device)
-            documents = x.documents if bool(micro.documents.any()) else None  # one per row: plain causal attention is faster
+            packed = bool(micro.documents.any())  # one document per row: plain causal attention is faster
+            documents = pack(micro.documents, self.world.device) if packed else None
             self.model.loss(x.tokens, x.targets, documents, denominator=denominator).backward()
             stats: dict = self.model.stats
             sums[:2] += torch.stack([stats["cross_entropy"], stats["balance"]]).double()

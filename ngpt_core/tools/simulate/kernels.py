@@ -1,13 +1,14 @@
 """What would CUDA run where the CPU runs something else, and what do kernels without operators inside launch and allocate?
 
     opened       our custom operators that are made of torch's operators: their bodies run on the fake tensors
-    SHAPES       the kernels of mamba-ssm, causal-conv1d and our optimizer: launches, FLOPs and workspace, read from their
-                 source (mamba-ssm 2.3, causal-conv1d 1.6)
+    SHAPES       the kernels of mamba-ssm, causal-conv1d, torch's attention over documents and our optimizer: launches, FLOPs
+                 and workspace, read from their source (mamba-ssm 2.3, causal-conv1d 1.6, flash attention 2)
     attention    the kernel that torch chooses for attention on CUDA: flash, or plain products if there is a mask
 
 Symbols: b batch, T tokens, H heads of P channels, G groups, N state, Q chunk, c chunks.
 """
 
+import importlib.util
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -95,6 +96,33 @@ SHAPES: dict[Any, Shape] = {
     ours.conv_kernel_backward.default: Shape(1, lambda g, x, w, *_: 4 * x.numel() * w.shape[0]),
     ours.optimizer_kernel.default: Shape(1, lambda w, *_: 0),
 }
+
+
+def _packed_flops(products: int) -> Callable[..., int]:
+    """Of attention over documents. Their lengths are values, which a rehearsal does not have: all as long as their mean. As
+    torch counts for flash attention, a causal product counts whole."""
+
+    def flops(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> int:
+        (tokens, H, d), documents = q.shape, len(offsets) - 1
+        return products * 2 * H * d * tokens * tokens // documents
+
+    return flops
+
+
+def _packed_workspace(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Any:
+    """dq in float32, the sums of the softmax, and dk and dv per query head before they are summed over a group."""
+    kept = [torch.empty_like(q, dtype=torch.float32), q.new_empty(q.shape[:2], dtype=torch.float32)]
+    return kept + ([torch.empty_like(q) for _ in range(2)] if q.shape[1] != k.shape[1] else [])
+
+
+if importlib.util.find_spec("torch.nn.attention.varlen"):  # torch 2.10
+    import torch.nn.attention.varlen  # it registers the operators
+
+    _forward, _backward = _packed_flops(2), _packed_flops(5)
+    SHAPES[torch.ops.torch_attn._varlen_attn.default] = Shape(1, lambda q, k, v, offsets, *_: _forward(q, k, v, offsets))
+    SHAPES[torch.ops.torch_attn._varlen_attn_backward.default] = Shape(
+        4, lambda grad, q, k, v, out, sums, offsets, *_: _backward(q, k, v, offsets), _packed_workspace
+    )
 
 
 def attention(
