@@ -1,7 +1,9 @@
 """Logit Gradient Preconditioning, the chunked cross-entropy that carries it, and the output head (section 2.1)."""
 
 import gc
+from collections import Counter
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,10 @@ from ngpt_core.config import ModelConfig
 from ngpt_core.nn import loss as loss_module
 from ngpt_core.nn.head import Head, PositiveScale, backward_scale, linear_cross_entropy, logit_scale, row_norms
 from ngpt_core.nn.scale import Scale
+from ngpt_core.rehearsal import rehearse
+from ngpt_core.tools.simulate.machine import Machine
+from ngpt_core.tools.simulate.storage import Memory
+from ngpt_core.tools.simulate.values import Values
 
 LGP = [(q, form) for q in (0, 1.0, 2, 0.5, 1.7, None) for form in ("ratio", "power")]
 
@@ -184,6 +190,34 @@ def test_tokens_times_vocabulary_never_exists():
         linear_cross_entropy(h, W, targets, s_z, chunk=chunk).backward()
     assert inside.numel == chunk * V
     assert around.numel <= max(N * d, V * d)
+
+
+def test_the_loss_of_the_largest_model_on_a_gpu_takes_less_than_one_and_a_half_gib():
+    """V = 131072, T = 8192, d = 2688, counted by the simulator: above the inputs and their gradients in bfloat16. Between the
+    three products of a chunk there is one kernel, and all chunks have the same length."""
+    N, V, d = 8192, 131072, 2688
+    now = SimpleNamespace(kind=lambda: "loss", place=lambda: ("", "", ""), seconds=lambda: 0.0)
+    machine, memory, launched = Machine("cuda", Values("balanced")), Memory(512, now), Counter()
+    with rehearse("cuda"), machine.running():
+        h, W = (torch.empty(n, d, dtype=torch.bfloat16).requires_grad_() for n in (N, V))
+        s_z, targets = torch.empty(V).requires_grad_(), torch.empty(N, dtype=torch.long)
+        machine.observers[:] = [memory, lambda call: launched.update([str(call.func)])]
+        linear_cross_entropy(h, W, targets, s_z, denominator=5.0).backward()
+        machine.observers.clear()
+    gradients = sum(x.numel() * x.itemsize for x in (h, W, s_z))
+    assert gradients <= memory.peak.bytes < gradients + 1.5 * 2**30
+    assert memory.total == pytest.approx(gradients, abs=2**20) and not machine.waits
+    assert launched["aten.addmm.dtype_out"] == 16 and launched["aten.mm.out"] == launched["ngpt_core.loss_rows.default"] == 8
+    assert launched["ngpt_core.loss_dots.default"] == 1
+
+
+def test_chunks_have_equal_lengths_and_leave_no_tail():
+    for N, most in [(8192, 1344), (8192, 2688), (1, 5), (7, 3), (1000, 999), (0, 4), (2**15, 300)]:
+        parts = loss_module.chunks(N, most)
+        lengths = [part.stop - part.start for part in parts]
+        assert [i for part in parts for i in range(part.start, part.stop)] == list(range(N))
+        assert max(lengths, default=0) <= most and max(lengths, default=0) - min(lengths, default=0) <= 1
+    assert [part.stop - part.start for part in loss_module.chunks(8192, 1344)] == [1024] * 8
 
 
 def test_nothing_is_computed_for_who_wants_no_gradient():

@@ -25,7 +25,7 @@ MODULES = read(ROOT / "ngpt_core", ROOT / "book" / "ngpt_book")
 BASE = {"torch", "einops", "numpy", "safetensors"}  # the dependencies in pyproject.toml: what a plain install brings
 OPTIONAL = {  # every other package that ngpt_core uses -> the only modules that may import it
     "plotly": {"tools.report", "tools.figures", "tools.theme"},
-    "triton": {"optim.fused_triton"},
+    "triton": {"optim.fused_triton", "nn.loss_triton"},
     "mamba_ssm": {"nn.ssd"},
     "causal_conv1d": {"nn.mamba2"},
     "pyarrow": {"data.sources"},
@@ -41,8 +41,8 @@ OPTIONAL = {  # every other package that ngpt_core uses -> the only modules that
     "lm_eval": {"tools.tasks"},
 }  # fmt: skip
 NEED_AN_EXTRA = {  # they import it at the top: importing them requires it
-    "tools.figures", "tools.theme", "optim.fused_triton", "hf.tokenizer", "hf.configuration_ngpt", "hf.layers",
-    "hf.modeling_ngpt",
+    "tools.figures", "tools.theme", "optim.fused_triton", "nn.loss_triton", "hf.tokenizer", "hf.configuration_ngpt",
+    "hf.layers", "hf.modeling_ngpt",
 }  # fmt: skip
 
 

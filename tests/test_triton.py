@@ -24,17 +24,25 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
 
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_the_kernels_agree_with_the_readable_path_in_the_interpreter(which):
-    """tests/triton_interpreted.py, in a process of its own: see there."""
-    file = Path(__file__).with_name("triton_interpreted.py")
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        ("triton_interpreted.py", "not slow"),
+        pytest.param("triton_interpreted.py", "slow", marks=pytest.mark.slow),
+        ("triton_interpreted_nn.py", "not slow"),
+    ],
+    ids=["optimizer", "optimizer, slow", "loss"],
+)
+def test_the_kernels_agree_with_the_readable_path_in_the_interpreter(name, which):
+    """tests/triton_interpreted*.py, each in a process of its own: see there."""
+    file = Path(__file__).with_name(name)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", which, "-p", "no:cacheprovider", str(file)]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 
 
-@pytest.fixture(params=[80, 90], ids=["sm_80", "sm_90"])
+@pytest.fixture(params=[80, 90, 100], ids=["sm_80", "sm_90", "sm_100"])
 def compiled(request, monkeypatch):
     """A GPU that is not here: kernels are bound, specialized and compiled as at a launch, and collected instead of run."""
 
@@ -93,3 +101,17 @@ def test_a_kernel_is_compiled_once_and_not_at_every_step(compiled):
     for t in range(1, 20):
         step(t, key=t * 2**28, offset=t * 2**30, lr=0.1 / t, cap=0.01 * t)
     assert len({id(kernel) for kernel in compiled}) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_kernels_of_the_loss_compile_for_a_real_gpu(compiled, scaled, dtype):
+    """At the sizes of the ladder: V = 131072, d = 2688."""
+    from ngpt_core.nn import loss_triton
+
+    u, s = torch.empty(1, 131072), torch.empty(131072) if scaled else None
+    losses, targets = torch.empty(1), torch.zeros(1, dtype=torch.long)
+    loss_triton.rows(u, s, s, targets, -100, losses, u.to(dtype))
+    loss_triton.rows(u, s, s, targets, -100, losses, None)
+    loss_triton.dots(torch.empty(1, 2688), torch.empty(1, 2688, dtype=dtype), losses, losses)
+    assert len(compiled) == 3 and all(kernel.metadata.shared < 48 * 1024 for kernel in compiled)

@@ -21,7 +21,7 @@ from .. import sphere
 from ..checks import is_number, is_within
 from ..config import ModelConfig
 from .embedding import readable
-from .loss import check_targets, cross_entropy_sum, wide
+from .loss import check_targets, chunk_length, cross_entropy_sum, wide
 from .precision import autocast
 from .scale import Scale
 from .unit import init_rows_, rows
@@ -184,7 +184,8 @@ def linear_cross_entropy(
     s_z: [V], or None for plain logits h W^T.
     q, form: LGP's, as in ``logit_scale``. A non-integer q requires every s_z > 0 (ValueError).
     ignore_index: the target to ignore. If all targets are ignored, the loss and the gradients are 0 (torch: NaN).
-    chunk: tokens at a time. None: max(256, d), which makes a chunk of logits about as large as the gradient of the weight.
+    chunk: tokens at a time, at most. None: max(256, d), which makes a chunk of logits about as large as the gradient of the
+        weight, and max(256, d / 2) on a GPU. All chunks have the same length, give or take one token.
         Memory beyond the inputs: that chunk, and the gradients of h, weight and s_z (for half precisions on a CPU also the
         weight in float32).
     reduction: "mean" over the targets that are not ignored, or "sum".
@@ -196,8 +197,8 @@ def linear_cross_entropy(
     Precision: float64 and float32 are kept; for bfloat16 and float16 the logits, the loss and the gradient of the weight are
     computed in float32. Under autocast, h and weight are cast as for ``F.linear``. The loss is float32 or float64.
 
-    A target outside [0, V) is a ValueError on the CPU. On a GPU, the check would stall the device, and a device-side
-    assertion stops the program, as in ``F.cross_entropy``.
+    A target outside [0, V) is a ValueError on the CPU. On a GPU, the check would stall the device: the loss becomes NaN, or a
+    device-side assertion stops the program, as in ``F.cross_entropy``.
 
     Gradients are computed in the forward pass, if needed. torch.compile treats the whole loss as one operation.
     ``retain_graph`` works; second derivatives raise. Activation checkpointing gives the right result but computes the loss
@@ -211,7 +212,7 @@ def linear_cross_entropy(
     h, weight = autocast(h, weight)
     _check_shapes(h, weight, targets, s_z)
     denominator = check_denominator(denominator)
-    chunk = max(256, h.shape[-1]) if chunk is None else int(chunk)
+    chunk = chunk_length(h) if chunk is None else int(chunk)
     if chunk < 1:
         raise ValueError(f"chunk must be a number of tokens >= 1, or None to choose one automatically; got {chunk}.")
     h, targets = h.reshape(-1, h.shape[-1]), targets.reshape(-1).long()

@@ -2,7 +2,12 @@
 
 In chunks of tokens: the logits of a chunk are computed, turned into its loss and gradients, and overwritten by the next chunk.
 The gradients are therefore computed in the forward pass, while the logits exist; the backward pass multiplies them by the
-gradient of the loss, one number. At any time only one chunk of logits exists, and nothing else has that width.
+gradient of the loss, one number. At any time only one chunk of logits exists, and nothing else has that width. All chunks have
+the same length, give or take one token.
+
+On a GPU one kernel (``loss_triton.py``) does everything between the products: it reads the logits twice and writes b * dz once,
+in the precision of the products. That one matrix serves both: b * dz times W is dh, and its transpose times h is b * G, which
+is dW and, divided by b, gives ds.
 
 This file is the arithmetic, with any forward scale s and any backward scale b; ``nn/head.py`` chooses b (LGP).
 
@@ -18,9 +23,10 @@ import torch
 from torch import Tensor
 
 from ..rehearsal import has_values, on_gpu
-from .transforms import differentiable
+from .ssd import has_kernel
+from .transforms import differentiable, transformed
 
-__all__ = ["check_targets", "cross_entropy_sum", "wide"]
+__all__ = ["check_targets", "chunk_length", "chunks", "cross_entropy_sum", "wide"]
 
 _OP = "ngpt_core::cross_entropy_sum"
 _SCHEMA = (
@@ -28,6 +34,7 @@ _SCHEMA = (
     "bool need_h, bool need_weight, bool need_s) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _HALVES = (torch.bfloat16, torch.float16)
+_SMALLEST = 1e-12  # the kernel's b is at least this: b * G is divided by b again
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -49,9 +56,24 @@ def _addmm_(out: Tensor, a: Tensor, b: Tensor, beta: int) -> None:
         torch.addmm(out, a, b, out_dtype=out.dtype, beta=beta, out=out)
 
 
+def chunk_length(h: Tensor) -> int:
+    """Tokens of a chunk: as many as make its logits about as large as the gradient of the weight. On a GPU half of that: the
+    logits in float32 and their gradients in bfloat16 together stay below it."""
+    return max(256, h.shape[-1] // 2 if on_gpu(h) else h.shape[-1])
+
+
+def chunks(N: int, most: int) -> list[slice]:
+    """Slices of N rows, at most ``most`` each, as few as possible and of equal length, give or take one row. If a few more
+    slices divide N evenly, those."""
+    fewest = -(-N // most)
+    count = next((n for n in range(fewest, fewest + fewest // 4 + 1) if n and N % n == 0), fewest)
+    ends = [N * (i + 1) // count for i in range(count)]
+    return [slice(a, b) for a, b in zip([0, *ends], ends)]
+
+
 def check_targets(targets: Tensor, vocab_size: int, ignore_index: int) -> None:
-    """ValueError for a target outside the vocabulary. Only on the CPU: elsewhere the check would stall the device, and an
-    index out of range triggers a device-side assertion, as in torch's cross-entropy."""
+    """ValueError for a target outside the vocabulary. Only on the CPU: elsewhere the check would stall the device. There the
+    kernel makes the loss NaN, and torch's operators trigger a device-side assertion, as in torch's cross-entropy."""
     if not has_values(targets):
         return
     bad = (targets != ignore_index) & ((targets < 0) | (targets >= vocab_size))
@@ -76,18 +98,22 @@ def _cross_entropy_sum(
     need_s: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (N, d), (V, _), acc = h.shape, weight.shape, wide(h.dtype)
-    valid = targets != ignore_index
     check_targets(targets, V, ignore_index)
+    # ngpt_core only: begin
+    if _takes_kernel(h):
+        return _by_kernel(h, weight, targets, s, b, ignore_index, chunk, need_h, need_weight, need_s)
+    # ngpt_core only: end
+    valid = targets != ignore_index
     index = torch.where(valid, targets, 0).unsqueeze(1)
 
     W = weight if _multiplies_halves(h) else weight.to(acc)
     losses = torch.empty(N, dtype=acc, device=h.device)
     dh = torch.empty_like(h) if need_h else h.new_empty(0)
     G = torch.zeros(V, d, dtype=acc, device=h.device) if need_weight or need_s else h.new_empty(0)
-    logits = torch.empty(min(chunk, N), V, dtype=acc, device=h.device)
+    parts = chunks(N, chunk)
+    logits = torch.empty(max((x.stop - x.start for x in parts), default=0), V, dtype=acc, device=h.device)
 
-    for i in range(0, N, chunk):
-        rows = slice(i, i + chunk)
+    for rows in parts:
         x, t, ok = h[rows].to(W.dtype), index[rows], valid[rows].unsqueeze(1)
         z = logits[: len(x)]
         _addmm_(z, x, W.T, beta=0)  # u
@@ -119,6 +145,79 @@ def _cross_entropy_sum(
     return losses.sum(), dh, G if need_weight else h.new_empty(0), ds
 
 
+# ngpt_core only: begin
+def _takes_kernel(h: Tensor) -> bool:
+    """On CUDA in float32, or in bfloat16 if torch multiplies it with float32 results."""
+    return (h.dtype == torch.float32 or (h.dtype == torch.bfloat16 and _multiplies_halves(h))) and has_kernel(h, "triton")
+
+
+def _by_kernel(
+    h: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    s: Tensor | None,
+    b: Tensor | None,
+    ignore_index: int,
+    chunk: int,
+    need_h: bool,
+    need_weight: bool,
+    need_s: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``_cross_entropy_sum`` with one kernel between the products. Here G is b * G."""
+    (N, d), V, wanted = h.shape, weight.shape[0], need_h or need_weight or need_s
+    if b is not None:  # a scale of 0 has b = 0, and its ds would be 0 / 0; in dh and dW so small a b vanishes
+        b = torch.where(b.abs() < _SMALLEST, _SMALLEST, b)
+    parts = chunks(N, chunk)
+    longest = max((x.stop - x.start for x in parts), default=0)
+    losses = torch.zeros(N, dtype=torch.float32, device=h.device)
+    dh = torch.empty_like(h) if need_h else h.new_empty(0)
+    G = torch.zeros(V, d, dtype=torch.float32, device=h.device) if need_weight or need_s else h.new_empty(0)
+    logits = torch.empty(longest, V, dtype=torch.float32, device=h.device)
+    scaled = logits if h.dtype == torch.float32 or not wanted else torch.empty_like(logits, dtype=h.dtype)
+    for rows in parts:
+        x = h[rows]
+        u, du = logits[: len(x)], scaled[: len(x)]
+        _addmm_(u, x, weight.T, beta=0)
+        loss_rows(u, s, b, targets[rows], ignore_index, losses[rows], du if wanted else None)
+        if need_weight or need_s:
+            _addmm_(G, du.T, x, beta=1)
+        if need_h:
+            torch.mm(du, weight, out=dh[rows])
+    ds = torch.empty(V if need_s else 0, dtype=torch.float32, device=h.device)
+    if need_s:
+        loss_dots(G, weight, b, ds)
+    return losses.sum(), dh, G if need_weight else h.new_empty(0), ds
+
+
+@torch.library.custom_op("ngpt_core::loss_rows", mutates_args=("losses", "du"))
+def loss_rows(
+    u: Tensor, s: Tensor | None, b: Tensor | None, targets: Tensor, ignore: int, losses: Tensor, du: Tensor | None
+) -> None:
+    """``loss_triton.rows`` as an operator, so that a rehearsal counts it."""
+    from .loss_triton import rows
+
+    rows(u, s, b, targets, ignore, losses, du)
+
+
+@torch.library.custom_op("ngpt_core::loss_dots", mutates_args=("out",))
+def loss_dots(G: Tensor, W: Tensor, b: Tensor, out: Tensor) -> None:
+    """``loss_triton.dots`` as an operator."""
+    from .loss_triton import dots
+
+    dots(G, W, b, out)
+
+
+@loss_rows.register_fake
+def _(*inputs: Any) -> None:
+    pass
+
+
+@loss_dots.register_fake
+def _(*inputs: Any) -> None:
+    pass
+
+
+# ngpt_core only: end
 def _shapes(h: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
     """What the compiler needs to know about the operation: the shapes and dtypes of its results."""
     acc, (need_h, need_weight, need_s) = wide(h.dtype), others[-3:]
@@ -148,21 +247,27 @@ def _backward(ctx: Any, g: Tensor | None, *second: Tensor | None) -> tuple[Tenso
     need_h, need_weight, need_s = ctx.needs
     return (
         _times(dh, g) if need_h else None,
-        _times(dW, g).to(ctx.weight_dtype) if need_weight else None,
+        _times(dW, g, ctx.weight_dtype) if need_weight else None,
         None,
         _times(ds, g) if need_s else None,
         *(None,) * 6,
     )
 
 
-def _times(x: Tensor, g: Tensor) -> Tensor:
-    """x * g, in place (x is as large as the weight) unless the graph is kept and x may be needed again.
+def _times(x: Tensor, g: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """x * g in this precision (None: that of x): in one pass, and in place (x is as large as the weight) unless the precision
+    changes, or the graph is kept and x may be needed again.
 
     Torch can report whether a backward pass keeps its graph (retain_graph, create_graph); if this version cannot, assume that
     it does. ``detach``: x is an output of this operation, and a gradient must not hold its graph.
     """
+    dtype = x.dtype if dtype is None else dtype
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or transformed():
+        return (x * g).to(dtype)
+    if dtype != x.dtype:
+        return torch.mul(x, g, out=torch.empty_like(x, dtype=dtype))
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    if torch.compiler.is_compiling() or ask is None or ask():
+    if ask is None or ask():
         return x * g
     return x.detach().mul_(g)
 

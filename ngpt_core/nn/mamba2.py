@@ -148,12 +148,8 @@ def conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | Pac
 def conv(
     x: Tensor, weight: Tensor, bias: Tensor, past: Tensor | None = None, documents: Tensor | Packed | None = None
 ) -> Tensor:
-    """``causal_conv`` in the fastest available way: with causal-conv1d's kernel on CUDA, if it supports these sizes.
-
-    torch.compile gets the plain version: it fuses that into one pass, but cannot see into the kernel.
-    """
+    """``causal_conv`` in the fastest available way: with causal-conv1d's kernel on CUDA, if it supports these sizes."""
     fits = past is None and 2 <= weight.shape[0] <= 4 and x.shape[-1] % 8 == 0
-    fits = fits and not torch.compiler.is_compiling()
     if fits and has_kernel(x, "causal_conv1d"):
         return conv_kernel(x, weight, bias, documents)
     return causal_conv(x, weight, bias, past, documents)

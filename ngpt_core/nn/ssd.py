@@ -196,7 +196,8 @@ def kernel_missing(package: str) -> bool:
     """Whether a package of CUDA kernels is missing. Warns once: plain torch on a GPU is several times slower."""
     missing = importlib.util.find_spec(package) is None
     if missing:
-        how = f'{package} is not installed, so slower plain torch code runs instead. Install it: pip install "ngpt-core[gpu]"'
+        what = "triton" if package == "triton" else '"ngpt-core[gpu]"'
+        how = f"{package} is not installed, so slower plain torch code runs instead. Install it: pip install {what}"
         warnings.warn(how, stacklevel=3)
     return missing
 

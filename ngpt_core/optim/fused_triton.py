@@ -5,8 +5,8 @@ in sweeps are plain reductions here. The numbers of a step (t, lr, the decay fac
 can the mask of the non-finite check: then the host waits for nothing and a CUDA graph can hold the step. PMEN's signs are the
 counter-based ones of ``pmen.signs``, bit for bit.
 
-Checked in Triton's interpreter against the readable path, and compiled ahead of time for sm_80 and sm_90. The interpreter
-checks only the algebra: these kernels have not been timed on a GPU yet, and no speed is claimed for them.
+Checked in Triton's interpreter against the readable path, and compiled ahead of time for sm_80, sm_90 and sm_100. The
+interpreter checks only the algebra: these kernels have not been timed on a GPU yet, and no speed is claimed for them.
 
 Symbols: those of algorithm.py. Also
     delta  the displacement with PMEN's noise, without weight decay      k    its component along w, <w, delta> / <w, w>
