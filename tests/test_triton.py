@@ -34,7 +34,7 @@ def test_the_kernels_agree_with_the_readable_path_in_the_interpreter(which):
     assert " passed" in done.stdout
 
 
-@pytest.fixture(params=[80, 90], ids=["sm_80", "sm_90"])
+@pytest.fixture(params=[80, 90, 100], ids=["sm_80", "sm_90", "sm_100"])
 def compiled(request, monkeypatch):
     """A GPU that is not here: kernels are bound, specialized and compiled as at a launch, and collected instead of run."""
 
@@ -87,6 +87,14 @@ ON_DEVICE = dict(t=torch.tensor(3.0), lr=torch.tensor(0.1), cap=torch.tensor(0.1
 def test_the_kernels_compile_for_a_real_gpu(compiled, changes):
     step(**changes)
     assert len(compiled) == 1
+
+
+def test_addresses_from_the_table_are_loaded_four_numbers_at_once(compiled):
+    """A pointer that is an argument is known to be aligned; one that was loaded is not, unless the kernel says so."""
+    step(d=1024, mask=torch.tensor(True))
+    assert compiled[0].asm["ptx"].count("ld.global.v4.b32") >= 4  # w, g, m, v
+    step(d=1024, unit=False)
+    assert compiled[1].asm["ptx"].count("ld.global.v4.b32") >= 4
 
 
 def test_a_kernel_is_compiled_once_and_not_at_every_step(compiled):

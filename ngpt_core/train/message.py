@@ -37,10 +37,10 @@ class Layout:
         layers = sum(isinstance(block.mixer, MoE) for block in model.blocks)
         return cls(layers, model.config.n_experts, len(list(model.parameters())))
 
-    def split(self, message: Tensor) -> tuple[list[Tensor], Tensor]:
-        """(the load of each layer, the squares), on the device."""
+    def split(self, message: Tensor) -> tuple[Tensor, Tensor]:
+        """(load [layers, experts], squares), on the device."""
         _, load, squares = message.split([4, self.layers * self.experts, self.parameters])
-        return list(load.view(self.layers, self.experts).unbind()), squares
+        return load.view(self.layers, self.experts), squares
 
 
 @dataclass(frozen=True)

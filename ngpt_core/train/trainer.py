@@ -103,7 +103,7 @@ class Trainer:
         if self.late:  # a step that is not finite changes nothing on the device, nor does one after it
             self.bad |= ~message.sum().isfinite()
             self.optimizer.found_inf = self.bad.float()  # type: ignore[attr-defined]  # GatedAdamW, or it would not be late
-            load = [x * ~self.bad for x in load]
+            load = load * ~self.bad  # no expert's bias moves
         else:
             self._examine(self.t + 1, numbers := message.tolist())
         if self.clip_norm is not None:
@@ -119,8 +119,8 @@ class Trainer:
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if load:
-            self.model.update_router_bias(load)
+        if self.layout.layers:
+            self.model.update_router_bias(load.unbind())
         if self.sentinel:
             self.sentinel.seal()
         self.checkpoints.finish()  # a save in the background has had this step: a crash loses at most one interval

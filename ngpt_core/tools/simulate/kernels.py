@@ -94,7 +94,7 @@ SHAPES: dict[Any, Shape] = {
     ours.ssd_kernels_backward.default: Shape(15, _scan_backward_flops, _scan_backward_workspace),
     ours.conv_kernel.default: Shape(1, lambda x, w, *_: 2 * x.numel() * w.shape[0]),
     ours.conv_kernel_backward.default: Shape(1, lambda g, x, w, *_: 4 * x.numel() * w.shape[0]),
-    ours.optimizer_kernel.default: Shape(1, lambda w, *_: 0),
+    ours.optimizer_kernel.default: Shape(1, lambda *_: 0),
 }
 
 
