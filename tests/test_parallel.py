@@ -94,6 +94,31 @@ def test_two_ranks_sharded_replicated_and_with_divided_experts_train_as_one(corp
         assert_same(tmp_path / name, alone)
 
 
+def _train_late(*runs) -> None:
+    """As on a GPU: steps are read one step later, and skipped on the device. In the second run rank 1 has a gradient of nan."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ngpt_core.train.trainer.on_gpu", lambda x: True)
+        _train(runs[0])
+        real = Trainer.step
+
+        def step(self, diagnose=False):
+            if self.t == 2 and self.world.rank == 1:
+                self.model.head.s_z.weight.register_hook(lambda g: g * torch.nan)
+            return real(self, diagnose)
+
+        patch.setattr(Trainer, "step", step)
+        with pytest.raises(ValueError, match=r"step 3: .* the gradient of head.s_z.weight is not finite"):
+            _train(runs[1])
+
+
+def test_two_ranks_that_read_late_train_as_one_and_fail_together(corpus, alone, tmp_path):
+    settings = dict(steps=STEPS, eval_every=5, diagnostics_every=10, save_every=2)
+    runs = [new_run(corpus, tmp_path / name, expert_parallel=n, **settings) for name, n in (("late", 2), ("bad", 1))]
+    on_ranks(2, _train_late, *runs)
+    assert_same(tmp_path / "late", alone)
+    assert [r["step"] for r in read_metrics(tmp_path / "bad")] == [1, 2]
+
+
 @pytest.mark.slow
 def test_four_ranks_with_every_axis_at_once_train_as_one(corpus, alone, tmp_path):
     layouts = {

@@ -137,6 +137,16 @@ def test_a_bit_that_flips_before_a_checkpoint_does_not_enter_it(straight, corpus
     assert_same_bits(tmp_path / "run", straight)
 
 
+def test_damage_is_found_where_steps_are_read_late(corpus, tmp_path, at_step, monkeypatch, capsys):
+    monkeypatch.setattr("ngpt_core.train.trainer.on_gpu", lambda x: True)
+    settings = dict(steps=STEPS, save_every=4, sentinel=3, diagnostics_every=1)  # diagnostics: by the readable path
+    train(new_run(corpus, tmp_path / "straight", WIDE, **settings))
+    at_step(6, lambda trainer: flip(find(trainer, "exp_avg", "blocks.1.mixer.experts.up"), 35 * 64))
+    assert train(new_run(corpus, tmp_path / "run", WIDE, **settings)) == 0
+    assert "goes back to" in capsys.readouterr().err
+    assert_same_bits(tmp_path / "run", tmp_path / "straight")
+
+
 def test_a_gradient_that_was_miscomputed_is_found_in_a_step_that_is_computed_twice(straight, corpus, tmp_path, at_step, capsys):
     def spoil(trainer):
         p = dict(trainer.model.named_parameters())["blocks.2.mixer.o_proj"]

@@ -406,3 +406,106 @@ MISTAKES = [{"scaled": "false"}, {"data": "embedded"}, {"data": (1,)}, {"seed": 
 def test_a_file_may_hold_anything_and_is_answered_by_the_rule(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         TrainConfig(**change)
+
+
+# ---- read late: as on a GPU, where the host must not wait for the device -------------------------------------------------
+@pytest.fixture
+def late(monkeypatch):
+    """Steps are read late, and skipped on the device, whatever the device is."""
+    monkeypatch.setattr("ngpt_core.train.trainer.on_gpu", lambda x: True)
+
+
+def clockless(folder):
+    return [{k: v for k, v in r.items() if k not in ("time", "tokens_per_s", "mfu")} for r in read_metrics(folder)]
+
+
+PLAIN = dict(eval_every=3, save_every=4, keep=9, diagnostics_every=1)  # diagnostics: by the readable path, masked or not
+
+
+def test_a_run_that_is_read_late_is_the_same_run(corpus, tmp_path, late):
+    train(new_run(corpus, tmp_path / "late", {"normalized": True}, **PLAIN))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ngpt_core.train.trainer.on_gpu", lambda x: False)
+        train(new_run(corpus, tmp_path / "plain", {"normalized": True}, **PLAIN))
+    assert clockless(tmp_path / "late") == clockless(tmp_path / "plain")
+    for step in (4, 6):
+        files = [tmp_path / name / "checkpoints" / f"step-{step:08d}" / "model-00000.safetensors" for name in ("late", "plain")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_step_that_is_not_finite_changes_nothing_though_its_error_comes_one_step_later(corpus, tmp_path, late):
+    run = new_run(corpus, tmp_path / "run", steps=9, save_every=2, keep=9)
+    trainer = Trainer(run, World(torch.device("cpu")), open_blend((corpus,), 256))
+    trainer.model.embedding.weight.register_hook(lambda g: g * math.inf if trainer.t == 2 else g)
+    for _ in range(2):
+        trainer.step()
+    state = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    moments = [s[key].clone() for s in trainer.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    record = trainer.step()
+    assert not record and trainer.t == 3
+    with pytest.raises(ValueError, match=r"step 3: .* the gradient of embedding.weight is not finite.*nothing was changed"):
+        trainer.step()  # its own gradient is finite, and is skipped as well
+    now = [s[key] for s in trainer.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    assert all(torch.equal(a, b) for a, b in zip(now, moments, strict=True))
+    assert all(torch.equal(v, state[k]) for k, v in trainer.model.state_dict().items())
+    with pytest.raises(ValueError, match="step 3: "):
+        trainer.save()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("save_every", [0, 1])
+def test_no_checkpoint_is_written_of_a_step_that_was_not_finite(corpus, tmp_path, late, monkeypatch, save_every):
+    real = Trainer.step
+
+    def step(self, diagnose=False):
+        if self.t == 2:
+            self.model.head.weight.register_hook(lambda g: g * math.nan)
+        return real(self, diagnose)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    with pytest.raises(ValueError, match=r"step 3: .* is not finite"):
+        train(new_run(corpus, tmp_path / "run", save_every=save_every, keep=9))
+    saved = [path.name for path in (tmp_path / "run").glob("checkpoints/*")]
+    assert sorted(saved) == ["step-00000001", "step-00000002"][: 2 * save_every]
+    assert [r["step"] for r in read_metrics(tmp_path / "run")] == [1, 2]
+
+
+def test_a_signal_is_handled_within_two_steps_that_have_their_lines(corpus, tmp_path, late, monkeypatch):
+    real = Trainer.step
+
+    def step(self, diagnose=False):
+        self.stop_requested = self.t >= 3  # during step 4
+        return real(self, diagnose)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    assert train(new_run(corpus, tmp_path / "run", steps=20, save_every=0)) == 143
+    assert [r["step"] for r in read_metrics(tmp_path / "run")] == [1, 2, 3, 4, 5]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000005"]
+    monkeypatch.setattr(Trainer, "step", real)
+    assert train(prepare({"out": str(tmp_path / "run"), "steps": 7, "re_anchor": True}, {}, resume=True)) == 0
+    assert [r["step"] for r in read_metrics(tmp_path / "run")] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_fails_while_a_step_is_unread_loses_no_line(corpus, tmp_path, late, monkeypatch):
+    import ngpt_core.train.metrics as metrics
+
+    class Fails(metrics.Callback):
+        def step(self, record):
+            if record["step"] == 2:
+                raise KeyError("mine")
+
+    monkeypatch.setattr(metrics, "LiveLine", Fails)
+    with pytest.raises(ValueError, match="the callback Fails failed at step 2"):
+        train(new_run(corpus, tmp_path / "run"))
+    assert [r["step"] for r in read_metrics(tmp_path / "run")] == [1, 2, 3]  # step 3 had begun
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_the_clock_of_steps_that_are_read_late_counts_each_second_once(corpus, tmp_path, late, monkeypatch):
+    now = iter(range(1000))
+    monkeypatch.setattr("ngpt_core.train.trainer.time.perf_counter", lambda: float(next(now)))
+    trainer = Trainer(new_run(corpus, tmp_path / "run"), World(torch.device("cpu")), open_blend((corpus,), 256))
+    records = [trainer.step() for _ in range(4)]
+    trainer.finish()
+    spent = [128 / r["tokens_per_s"] for r in records]
+    assert records[-1]["time"] == sum(spent) == next(now) - 1 and min(spent) > 0

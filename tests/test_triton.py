@@ -97,6 +97,14 @@ def test_the_kernels_compile_for_a_real_gpu(compiled, changes):
     assert len(compiled) == 1
 
 
+def test_addresses_from_the_table_are_loaded_four_numbers_at_once(compiled):
+    """A pointer that is an argument is known to be aligned; one that was loaded is not, unless the kernel says so."""
+    step(d=1024, mask=torch.tensor(True))
+    assert compiled[0].asm["ptx"].count("ld.global.v4.b32") >= 4  # w, g, m, v
+    step(d=1024, unit=False)
+    assert compiled[1].asm["ptx"].count("ld.global.v4.b32") >= 4
+
+
 def test_a_kernel_is_compiled_once_and_not_at_every_step(compiled):
     for t in range(1, 20):
         step(t, key=t * 2**28, offset=t * 2**30, lr=0.1 / t, cap=0.01 * t)

@@ -83,6 +83,42 @@ def test_rows_of_every_length_agree(d):
     assert_same(*run((2, d), 5, unit_dim=-1, smgc=SMGC(start=2), pmen=PMEN(), cap=0.02))
 
 
+def group(unit, seed=3):
+    """Slots of a group: shapes that repeat and one that does not, an empty tensor, one whose memory is not aligned."""
+    rng, slots = torch.Generator().manual_seed(seed), []
+    for i, shape in enumerate([(3, 13), (2, 13), (3, 13), (0, 13), (3, 13), (1, 700)]):
+        w = sphere.unit(torch.randn(shape, generator=rng)) if unit else torch.randn(shape, generator=rng)
+        g, m, v = (10.0**-i * torch.randn(shape, generator=rng) for _ in range(3))
+        if i == 4:
+            w = torch.cat([w.flatten()[:1], w.flatten()])[1:].view(shape)
+            assert w.data_ptr() % 16
+        slots.append(Slot(w, g, m, v.square(), 7, key(0, str(i)), 1000 * i))
+    return slots
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_tensors_that_share_a_launch_step_as_if_each_was_alone(unit, monkeypatch):
+    rule = algorithm.Rule(**settings(unit_dim=-1 if unit else None, cap=0.02, pmen=PMEN(strength=1.0), smgc=SMGC(start=2)))
+    together, alone = group(unit), group(unit)
+    kernels.step(together, rule)
+    for slot in alone:
+        kernels.step([slot], rule)
+    for a, b in zip(together, alone):
+        assert all(torch.equal(x, y) for x, y in ((a.w, b.w), (a.m, b.m), (a.v, b.v)))
+    assert not torch.equal(together[0].w, group(unit)[0].w)
+    shared = kernels.launches(together, torch.device("cpu"))
+    assert [len(one.slots) for one in shared] == [3, 1, 1] and [one.aligned for one in shared] == [False, True, True]
+
+
+def test_the_table_is_copied_again_only_if_something_in_it_has_changed():
+    slots, device = group(True), torch.device("cpu")
+    first = kernels.launches(slots, device)[0].table
+    assert kernels.launches(slots, device)[0].table.data_ptr() == first.data_ptr()
+    slots[2].g = slots[2].g.clone()  # as the gradient of another step
+    assert kernels.launches(slots, device)[0].table.data_ptr() != first.data_ptr()
+    assert kernels.launches(slots, device)[0].table[1, 1] == slots[2].g.data_ptr()
+
+
 @pytest.mark.slow
 def test_the_whole_recipe_agrees_over_200_steps():
     assert_same(*run((3, 29), 200, True, unit_dim=-1, smgc=SMGC(start=10), pmen=PMEN(), cap=0.02))

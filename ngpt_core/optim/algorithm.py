@@ -150,6 +150,7 @@ class Slot:
     count: Any = None  # the memory of a counter on the host, as a numpy array: adding 1 to a tensor takes thirty times as long
     facts: tuple = ()  # what the plan depends on, as it was made for them
     job: Any = None  # the slot as the CPU kernel reads it
+    table: Any = None  # the group's slots as the CUDA kernel finds them (launches.py), kept by the first one
     seal: Any = None  # of its rows (train/seals.py), which the CPU kernel compares and takes as it reads and writes them
     region: tuple[slice, ...] | None = None  # of the local piece, where w, g, m, v are a part of it
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..rehearsal import on_gpu, rehearsing
 from . import fused_cpu
 from .algorithm import Rule, Slot
+from .launches import launches
 
 __all__ = ["below", "finite", "fused_step", "usable"]
 
@@ -74,8 +75,9 @@ def fused_step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> Non
     """
     dense = [slot if slot.job is not None else _dense(slot) for slot in slots]
     if rehearsing():
-        for slot in dense:
-            launch(slot.w, slot.g, slot.m, slot.v)
+        for one in launches(dense, dense[0].w.device):
+            w, g, m, v = ([getattr(slot, name) for slot in one.slots] for name in ("w", "g", "m", "v"))
+            launch(one.table, w, g, m, v)
     elif slots[0].w.device.type == "cpu":
         fused_cpu.step(dense, rule)
     else:
@@ -89,13 +91,13 @@ def fused_step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> Non
 
 
 @torch.library.custom_op("ngpt_core::optimizer_kernel", mutates_args=("w", "m", "v"))
-def launch(w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
+def launch(table: Tensor, w: list[Tensor], g: list[Tensor], m: list[Tensor], v: list[Tensor]) -> None:
     """What a launch of the CUDA kernel reads and writes, for a rehearsal."""
     raise NotImplementedError("only a rehearsal calls this: training launches fused_triton's kernels.")
 
 
 @launch.register_fake
-def _(w: Tensor, g: Tensor, m: Tensor, v: Tensor) -> None:
+def _(table: Tensor, w: list[Tensor], g: list[Tensor], m: list[Tensor], v: list[Tensor]) -> None:
     pass
 
 

@@ -1,4 +1,5 @@
 """What is the whole step on a GPU? One Triton program per row: a row is read once, written once, and nothing else is stored.
+One launch takes all tensors of a group that have one shape (launches.py).
 
 The same step as ``algorithm.update``, in the same order. All of a row lives in registers, so the sums that fused_cpu.cpp takes
 in sweeps are plain reductions here. The numbers of a step (t, lr, the decay factor, cap) may be tensors on the device, and so
@@ -23,11 +24,12 @@ import triton.language as tl
 from torch import Tensor
 
 from .algorithm import Rule, Slot
-from .pmen import _mix
+from .launches import here, launches
 
 MAX_ROW = 16384  # coordinates of a row that fit in one program's registers
 _CHUNK = 1024  # coordinates of a program where there are no rows
 _HALF, _ONE, _POWER = 0, 1, 2  # the gate: a = 1/2, a = 1, any other
+_WORDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
 _WAYS = (None, "project", "parallel")  # Rule.transport, by number
 
 
@@ -71,7 +73,7 @@ def _moments(  # type: ignore[no-untyped-def]  # Triton types it, and reads anno
 
 
 @triton.jit
-def _numbers(T, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTER: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
+def _numbers(T, t, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTER: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
     """(t, 1 - beta1^t, 1 - beta2^t, whether SMGC acts, sqrt(1 - beta2^k) s_min): the host's, or from the device's t."""
     if COUNTER:
         t = tl.load(T)
@@ -79,20 +81,31 @@ def _numbers(T, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTE
         floor = tl.sqrt_rn(_correction(k, log_beta2)) * s_min
         return t.to(tl.int32), _correction(t, log_beta1), _correction(t, log_beta2), k >= smgc_start, floor
     else:
-        return T, BC1, BC2, True, FLOOR
+        return t, BC1, BC2, True, FLOOR
 
 
-@triton.jit(do_not_specialize=["T", "key", "offset_low", "offset_high", "smgc_start", "pmen_start", "pmen_every"])
+@triton.jit
+def _tensor(TABLE, column: tl.constexpr, dtype: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
+    """The address of this program's tensor, from its row of the table."""
+    at = tl.load(TABLE + tl.program_id(1) * 8 + column).to(tl.pointer_type(dtype))
+    if ALIGNED:
+        at = tl.multiple_of(at, 16)
+    return at
+
+
+@triton.jit(do_not_specialize=["t", "smgc_start", "pmen_start", "pmen_every"])
 def row_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
-    W, G, M, V, T, LR, DECAY, COS, SIN, MASK,  # T to SIN: numbers, or pointers to one (COUNTER, DEVICE)
+    TABLE, t, LR, DECAY, COS, SIN, MASK,  # LR to SIN: numbers, or pointers to one (DEVICE); t: the host's, or 0 (COUNTER)
     BC1, BC2, FLOOR, log_beta1, log_beta2, rest1, beta2, rest2, eps_gate, eps_num, one_a, C_R, s_min, smgc_start,
-    noise, tau, b, pmen_start, pmen_every, key, offset_low, offset_high, d,
-    BLOCK: tl.constexpr, COUNTER: tl.constexpr, DEVICE: tl.constexpr, MASKED: tl.constexpr, TANGENT: tl.constexpr,
-    CLIP: tl.constexpr, GATE: tl.constexpr, OWN: tl.constexpr, NOISE: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr,
-    TRANSPORT: tl.constexpr, MAXIMIZE: tl.constexpr,
+    noise, tau, b, pmen_start, pmen_every, d,
+    BLOCK: tl.constexpr, WORD: tl.constexpr, ALIGNED: tl.constexpr, COUNTER: tl.constexpr, DEVICE: tl.constexpr,
+    MASKED: tl.constexpr, TANGENT: tl.constexpr, CLIP: tl.constexpr, GATE: tl.constexpr, OWN: tl.constexpr,
+    NOISE: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr, TRANSPORT: tl.constexpr, MAXIMIZE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * d
-    W, G, M, V = W + first, G + first, M + first, V + first
+    W, G = _tensor(TABLE, 0, WORD, ALIGNED) + first, _tensor(TABLE, 1, WORD, ALIGNED) + first
+    M, V = _tensor(TABLE, 2, tl.float32, ALIGNED) + first, _tensor(TABLE, 3, tl.float32, ALIGNED) + first
+    T, EPS = _tensor(TABLE, 4, tl.float32, False), _tensor(TABLE, 5, tl.float32, False)
     at = tl.arange(0, BLOCK)
     inside = at < d
     w = tl.load(W + at, inside, 0.0).to(tl.float32)
@@ -101,7 +114,7 @@ def row_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads an
     v = tl.load(V + at, inside, 0.0)
     lr = tl.load(LR).to(tl.float32) if DEVICE else LR
     decay = tl.load(DECAY).to(tl.float32) if DEVICE else DECAY
-    t, bc1, bc2, clipping, floor = _numbers(T, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTER)
+    t, bc1, bc2, clipping, floor = _numbers(T, t, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTER)
 
     if MAXIMIZE:
         x = -x
@@ -109,16 +122,17 @@ def row_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads an
     if TANGENT:
         x = x - w * (tl.sum(w * x, 0) / tl.maximum(ww, 1e-12))  # app. B
     direction, m, v = _moments(
-        x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, eps_gate, eps_num, one_a, CLIP, GATE, OWN
+        x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, EPS if OWN else eps_gate, eps_num, one_a, CLIP, GATE, OWN
     )
     delta = -lr * direction  # alg. 1, line 10
 
     if NOISE:
-        index = (offset_high.to(tl.int64) << 32) + (offset_low.to(tl.int64) & 0xFFFFFFFF) + first
+        key = tl.load(TABLE + tl.program_id(1) * 8 + 6)
+        index = tl.load(TABLE + tl.program_id(1) * 8 + 7) + first
         base = (index & 0xFFFFFFFF).to(tl.uint32)
         low = base + at.to(tl.uint32)
         high = (index >> 32).to(tl.uint32) + tl.where(low < base, 1, 0).to(tl.uint32)  # the carry: two halves, fewer registers
-        k32 = _scatter(key.to(tl.uint32) ^ _scatter(t.to(tl.uint32))) if COUNTER else key.to(tl.uint32)
+        k32 = _scatter(key.to(tl.uint32) ^ _scatter(t.to(tl.uint32)))
         bit = _scatter(_scatter(low ^ k32) ^ high) >> 31  # app. D, eq. xi
         s = tl.sqrt_rn(v)
         if SMOOTH:
@@ -162,13 +176,16 @@ def row_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads an
     tl.store(V + at, v, go)
 
 
-@triton.jit(do_not_specialize=["T", "smgc_start"])
+@triton.jit(do_not_specialize=["t", "smgc_start"])
 def flat_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads annotations its own way
-    W, G, M, V, T, LR, DECAY, MASK,
+    TABLE, t, LR, DECAY, MASK,
     BC1, BC2, FLOOR, log_beta1, log_beta2, rest1, beta2, rest2, eps_gate, eps_num, one_a, C_R, s_min, smgc_start, n,
-    BLOCK: tl.constexpr, COUNTER: tl.constexpr, DEVICE: tl.constexpr, MASKED: tl.constexpr,
-    CLIP: tl.constexpr, GATE: tl.constexpr, OWN: tl.constexpr, MAXIMIZE: tl.constexpr,
+    BLOCK: tl.constexpr, WORD: tl.constexpr, ALIGNED: tl.constexpr, COUNTER: tl.constexpr, DEVICE: tl.constexpr,
+    MASKED: tl.constexpr, CLIP: tl.constexpr, GATE: tl.constexpr, OWN: tl.constexpr, MAXIMIZE: tl.constexpr,
 ):  # fmt: skip
+    W, G = _tensor(TABLE, 0, WORD, ALIGNED), _tensor(TABLE, 1, WORD, ALIGNED)
+    M, V = _tensor(TABLE, 2, tl.float32, ALIGNED), _tensor(TABLE, 3, tl.float32, ALIGNED)
+    T, EPS = _tensor(TABLE, 4, tl.float32, False), _tensor(TABLE, 5, tl.float32, False)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
     w = tl.load(W + at, inside, 0.0).to(tl.float32)
@@ -177,11 +194,11 @@ def flat_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads a
     v = tl.load(V + at, inside, 0.0)
     lr = tl.load(LR).to(tl.float32) if DEVICE else LR
     decay = tl.load(DECAY).to(tl.float32) if DEVICE else DECAY
-    _t, bc1, bc2, clipping, floor = _numbers(T, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTER)
+    _t, bc1, bc2, clipping, floor = _numbers(T, t, BC1, BC2, FLOOR, log_beta1, log_beta2, s_min, smgc_start, COUNTER)
     if MAXIMIZE:
         x = -x
     direction, m, v = _moments(
-        x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, eps_gate, eps_num, one_a, CLIP, GATE, OWN
+        x, m, v, bc1, bc2, clipping, floor, rest1, beta2, rest2, C_R, EPS if OWN else eps_gate, eps_num, one_a, CLIP, GATE, OWN
     )
     delta = -(lr * direction + decay * w)  # alg. 1, line 10
     go = inside
@@ -206,15 +223,10 @@ def warps(block: int) -> int:
     return min(32, max(1, block // 256))
 
 
-def _signed(x: int) -> int:
-    """The 32 bits of x as the number that an int32 argument holds."""
-    return (x & 0xFFFFFFFF) - ((x & 0x80000000) << 1)
-
-
 def step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> None:
-    """One step of one group, in place: ``fused.fused_step`` for tensors on one GPU. One launch per tensor."""
-    device, beta1, beta2, smgc, cap = slots[0].w.device, rule.beta1, rule.beta2, rule.smgc, _here(rule.cap, slots[0].w.device)
-    numbers: list[float | Tensor] = [_here(rule.lr, device), _here(rule.decay, device), 1.0, 0.0]
+    """One step of one group, in place: ``fused.fused_step`` for tensors on one GPU."""
+    device, beta1, beta2, smgc, cap = slots[0].w.device, rule.beta1, rule.beta2, rule.smgc, here(rule.cap, slots[0].w.device)
+    numbers: list[float | Tensor] = [here(rule.lr, device), here(rule.decay, device), 1.0, 0.0]
     if isinstance(cap, Tensor):
         cap = cap.clamp(max=math.pi)
         numbers[2:] = cap.cos(), cap.sin()
@@ -231,21 +243,26 @@ def step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> None:
     common = dict(DEVICE=on_device, MASKED=mask is not None, GATE=gate, MAXIMIZE=rule.maximize)
 
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        for slot in (slot for slot in slots if slot.w.numel()):
-            w, g, m, v, t, key, pmen = slot.w, slot.g, slot.m, slot.v, _here(slot.t, device), slot.key, rule.pmen
-            offset, bc1, bc2, floor, clip, counter = slot.offset or 0, 1.0, 1.0, 0.0, smgc is not None, True
-            if not isinstance(t, Tensor):  # the host counts: it decides what is due, and makes the numbers that depend on t
-                t = int(t)
+        for one in launches(slots, device):
+            w, eps_gate, pmen, clip, counter = (
+                one.slots[0].w,
+                one.eps_gate,
+                rule.pmen,
+                smgc is not None,
+                isinstance(one.t, Tensor),
+            )
+            bc1, bc2, floor, t = 1.0, 1.0, 0.0, 0 if counter else int(one.t)
+            if not counter:  # the host counts: it decides what is due, and makes the numbers that depend on t
                 bc1, bc2 = 1 - beta1**t, 1 - beta2**t
                 clip, pmen = smgc is not None and t - 1 >= smgc.start, pmen if pmen and pmen.due(t) else None
                 floor = math.sqrt(1 - beta2 ** (t - 1)) * s_min
-                key, counter = _mix(key ^ _mix(t & 0xFFFFFFFF)), False
-            eps_gate = rule.eps_gate if slot.eps_gate is None else _here(slot.eps_gate, device)
-            shared = (bc1, bc2, floor, *logs, 1 - beta1, beta2, 1 - beta2, eps_gate, rule.eps_num, 1 - rule.a, *limits)
-            flags = dict(COUNTER=counter, CLIP=clip, OWN=isinstance(eps_gate, Tensor), **common)
+            own = isinstance(eps_gate, Tensor)
+            threshold: Any = 0.0 if own else rule.eps_gate if eps_gate is None else eps_gate
+            shared = (bc1, bc2, floor, *logs, 1 - beta1, beta2, 1 - beta2, threshold, rule.eps_num, 1 - rule.a, *limits)
+            flags = dict(COUNTER=counter, CLIP=clip, OWN=own, WORD=_WORDS[w.dtype], ALIGNED=one.aligned, **common)
             if rule.dim is None:
-                grid = (triton.cdiv(w.numel(), _CHUNK),)
-                flat_kernel[grid](w, g, m, v, t, *numbers[:2], mask, *shared, w.numel(), BLOCK=_CHUNK, **flags)
+                grid = (triton.cdiv(w.numel(), _CHUNK), len(one.slots))
+                flat_kernel[grid](one.table, t, *numbers[:2], mask, *shared, w.numel(), BLOCK=_CHUNK, **flags)
                 continue
             d = w.shape[-1]
             noise, tau, b, start, every, smooth = 0.0, 1.0, 1.0, 1, 1, False
@@ -254,13 +271,8 @@ def step(slots: list[Slot], rule: Rule, mask: Tensor | None = None) -> None:
                 noise, tau, b, start, every = pmen.strength * c, pmen.tau, pmen.b, pmen.start, pmen.every
                 smooth = pmen.profile == "smooth"
             BLOCK = triton.next_power_of_2(d)
-            row_kernel[(w.numel() // d,)](
-                w, g, m, v, t, *numbers, mask, *shared, noise, tau, b, start, every, _signed(key), _signed(offset),
-                _signed(offset >> 32), d, BLOCK=BLOCK, TANGENT=rule.tangent, NOISE=pmen is not None, SMOOTH=smooth,
-                CAP=cap is not None, TRANSPORT=_WAYS.index(rule.transport), num_warps=warps(BLOCK), **flags,
+            row_kernel[(w.numel() // d, len(one.slots))](
+                one.table, t, *numbers, mask, *shared, noise, tau, b, start, every, d, BLOCK=BLOCK, TANGENT=rule.tangent,
+                NOISE=pmen is not None, SMOOTH=smooth, CAP=cap is not None, TRANSPORT=_WAYS.index(rule.transport),
+                num_warps=warps(BLOCK), **flags,
             )  # fmt: skip
-
-
-def _here(x: Any, device: torch.device) -> Any:
-    """A tensor on this device as it is; one elsewhere as a number."""
-    return x.item() if isinstance(x, Tensor) and x.device != device else x

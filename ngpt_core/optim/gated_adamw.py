@@ -91,6 +91,7 @@ class GatedAdamW(torch.optim.Optimizer):
     _inherited: list[bool] = []  # noqa: RUF012  likewise: which of the constructor's groups have no unit_dim of their own
 
     seals: Mapping[Tensor, Any] = {}
+    found_inf: Tensor | None = None  # as torch's fused optimizers take it: where this number is not 0, a step changes nothing
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class GatedAdamW(torch.optim.Optimizer):
         slots = [slot for plan in self._plans for slot in plan.slots]
         for slot in slots:
             slot.seal = self.seals.get(slot.p)
-        go = self._watch.look(slots)
+        go = self._watch.look(slots) if self.found_inf is None else self.found_inf == 0
         if go is False:
             return
         mask = None if go is True else go

@@ -14,12 +14,14 @@ arrived. Ranks agree on the flag first: all raise, or none.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from . import sharding
 from .algorithm import Slot
+from .arriving import Arriving
 from .fused import below, finite
 
 POLICIES = ("raise", "skip", "off")
@@ -29,8 +31,7 @@ POLICIES = ("raise", "skip", "off")
 class Found:
     """What one step found, until the host has read it."""
 
-    bad: Tensor  # one number per parameter, then one for all ranks; on the host, or on its way there
-    arrived: torch.cuda.Event | None  # after this event of the device ``bad`` may be read
+    bad: Arriving  # one number per parameter, then one for all ranks
     slots: list[Slot]
     counted: bool = False  # counters on the host have counted it, and must be set back if it was bad
 
@@ -55,10 +56,11 @@ class Watch:
             # the largest magnitude is nan or inf exactly if some coordinate is, and no second tensor is made to find it
             whole = [slot.g if slot.g.numel() else slot.g.new_zeros(1) for slot in slots]
             largest = torch._foreach_norm(whole, math.inf)
-            bad = torch.stack([~(x < slot.limit) for x, slot in zip(largest, slots)]).float()  # nan is below nothing
+            limits = _limits(tuple(slot.limit for slot in slots), device)
+            bad = (~(torch.stack([x.to(limits.dtype) for x in largest]) < limits)).float()  # nan is below nothing
             bad, anywhere = sharding.agree(bad, params)
             if not capturing():
-                self._pending = self._send(torch.cat([bad, anywhere.reshape(1)]), slots)
+                self._pending = Found(Arriving(torch.cat([bad, anywhere.reshape(1)])), slots)
             return anywhere == 0
         good = finite(slots)
         if good and all(slot.w is slot.p for slot in slots):  # no other rank to ask
@@ -67,7 +69,7 @@ class Watch:
         bad, anywhere = sharding.agree(bad, params)
         if anywhere == 0:
             return True
-        self._report(Found(torch.cat([bad, anywhere.reshape(1)]), None, slots))
+        self._report(slots, bad.tolist())
         return False
 
     def counted(self) -> None:
@@ -80,32 +82,22 @@ class Watch:
         found, self._pending = self._pending, None
         if found is None or capturing():
             return
-        if found.arrived is not None:
-            found.arrived.synchronize()
-        if found.bad[-1] == 0:
+        *bad, anywhere = found.bad.read()
+        if anywhere == 0:
             return
         for slot in found.slots if found.counted else ():
             if not isinstance(slot.t, Tensor):
                 slot.step.sub_(1)
-        self._report(found)
+        self._report(found.slots, bad)
 
-    def _send(self, bad: Tensor, slots: list[Slot]) -> Found:
-        if bad.device.type != "cuda":
-            return Found(bad, None, slots)  # read with an ordinary (waiting) copy
-        host = torch.empty(bad.shape, dtype=bad.dtype, pin_memory=True)
-        host.copy_(bad, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return Found(host, arrived, slots)
-
-    def _report(self, found: Found) -> None:
+    def _report(self, slots: list[Slot], bad: list[float]) -> None:
         if self.policy == "skip":
             self.skipped += 1
             return
-        where = [i for i, flag in enumerate(found.bad[:-1].tolist()) if flag]
+        where = [i for i, flag in enumerate(bad) if flag]
         if not where:
             raise ValueError('nonfinite="raise": a gradient on another rank is not finite; nothing was changed on any rank.')
-        first = found.slots[where[0]]
+        first = slots[where[0]]
         t = 1 + int(first.step.item()) if first.step.numel() else 1  # an empty one: no step is complete
         others = f" ({len(where) - 1} more parameters too)" if len(where) > 1 else ""
         raise ValueError(
@@ -113,6 +105,13 @@ class Watch:
             f"square overflows, at step {t}{others}; nothing was changed. Look at the loss of this batch, lower lr or clip; "
             'nonfinite="skip" drops such steps and counts them.'
         )
+
+
+@lru_cache(maxsize=64)
+def _limits(limits: tuple[float, ...], device: torch.device) -> Tensor:
+    """The limits on the device: copied there once. Those of float32 fit into it."""
+    dtype = torch.float32 if max(limits) <= torch.finfo(torch.float32).max else torch.float64
+    return torch.tensor(limits, dtype=dtype).to(device)
 
 
 def capturing() -> bool:

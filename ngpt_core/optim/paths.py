@@ -145,7 +145,7 @@ class Plan:
             return "diagnostics look at what happens between its steps."
         if group["foreach"]:
             return "foreach=True asks for stacked tensors."
-        if masked and slot.w.device.type == "cpu":
+        if masked and on_cpu(slot.w):
             return "the mask of this step is on another device."
         if self._split[slot]:
             return "its vectors are split across ranks."

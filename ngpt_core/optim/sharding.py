@@ -9,6 +9,7 @@ many tensors in one message. Gloo or NCCL; even, uneven and empty shards.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -114,6 +115,12 @@ def run_split(updates: Sequence[Update], groups: Groups) -> list[tuple[Tensor, T
         sums = [part.reshape(x.shape) for part, x in zip(whole.split([x.numel() for x in asked]), asked)]
 
 
+@lru_cache(maxsize=64)
+def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """These places on the device: copied there once."""
+    return torch.tensor(places).to(device)
+
+
 def agree(bad: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(which parameters any rank finds bad, whether any is), the same on all ranks of the parameters' meshes.
 
@@ -126,11 +133,11 @@ def agree(bad: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         if is_dtensor(p):
             meshes.setdefault(p.device_mesh, []).append(i)
     for mesh, places in sorted(meshes.items(), key=lambda item: item[0].size()):
-        message = torch.stack([*(bad[i] for i in places), anywhere])  # built on the device: nothing waits for the host
+        index = _index(tuple(places), bad.device)
+        message = torch.cat([bad[index], anywhere.reshape(1)])  # built on the device: nothing waits for the host
         for dim in range(mesh.ndim):
             if mesh.size(dim) > 1:
                 dist.all_reduce(message, op=dist.ReduceOp.MAX, group=mesh.get_group(dim))
-        for i, flag in zip(places, message):
-            bad[i] = flag
+        bad.index_copy_(0, index, message[:-1])
         anywhere = message[-1]
     return bad, anywhere

@@ -44,13 +44,13 @@ def _exchange(experts: Experts, axis: DeviceMesh, x: Tensor, counts: Tensor) -> 
     sent = counts.view(P, mine).long()
     received = torch.empty_like(sent)  # [sender, expert of this rank]
     dist.all_to_all_single(received, sent.contiguous(), group=group)
-    n_sent, n_received = sent.sum(1).tolist(), received.sum(1).tolist()
+    n_sent, n_received = torch.stack([sent.sum(1), received.sum(1)]).tolist()  # the host waits here, once
 
     x = all_to_all(x.contiguous(), n_received, n_sent, group)
-    expert = torch.arange(mine, device=x.device).repeat(P).repeat_interleave(received.flatten())
+    expert = torch.arange(mine, device=x.device).repeat(P).repeat_interleave(received.flatten(), output_size=len(x))
     order = expert.argsort(stable=True)
     place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=x.device)
+    place.scatter_(0, order, torch.arange(len(order), device=x.device))
 
     first = axis.get_local_rank() * mine
     here: Any = SimpleNamespace(up=local(experts.up), down=local(experts.down), s_u=experts.s_u)  # all forward reads

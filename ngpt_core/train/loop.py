@@ -17,12 +17,10 @@ from functools import cache, partial
 import torch
 
 from .. import native, recipe
-from ..gpus import peak_flops
 from ..nn.model import LanguageModel
 from ..seal import Damaged
 from .checkpoint import newest
 from .config import in_force, recipe_numbers
-from .flops import flops_per_token
 from .folder import RunFolder
 from .memory import OutOfMemory, room_for
 from .metrics import Metrics, check_loggers
@@ -107,18 +105,17 @@ def _corpora(run: Run, world: World) -> tuple[list, list]:
 
 def _loop(trainer: Trainer, held_out: list) -> int:
     run, world, total = trainer.run, trainer.world, trainer.run.steps
-    metrics = Metrics(run, trainer.t) if world.main else None
-    per_token = flops_per_token(run.model, run.config.seq_len) / (peak_flops(world.device) * world.size)  # of the peak's second
+    metrics = Metrics(run, trainer.t, world) if world.main else None
 
     with _signals(trainer):
         while trainer.t < total and not trainer.stop:
             try:
-                _advance(trainer, held_out, metrics, per_token)
+                _advance(trainer, held_out, metrics)
             except Corrupted as damage:
                 _go_back(trainer, damage)
                 if metrics is not None:
                     metrics.close(finished=False)
-                    metrics = Metrics(run, trainer.t)
+                    metrics = Metrics(run, trainer.t, world)
         trainer.checkpoints.finish()
         if metrics is not None:
             metrics.close(finished=trainer.t == total)
@@ -131,26 +128,29 @@ def _loop(trainer: Trainer, held_out: list) -> int:
     return 0
 
 
-def _advance(trainer: Trainer, held_out: list, metrics: Metrics | None, per_token: float) -> None:
-    """One step, and what is due after it: the held-out loss, a sample, a line of metrics, a checkpoint."""
+def _advance(trainer: Trainer, held_out: list, metrics: Metrics | None) -> None:
+    """One step, and what is due after it: the held-out loss, a sample, lines of metrics, a checkpoint."""
     config, total = trainer.run.config, trainer.run.steps
 
     def due(every: int) -> bool:
         return trainer.t == total or (every > 0 and trainer.t % every == 0)
 
     diagnose = config.diagnostics_every > 0 and (trainer.t + 1) % config.diagnostics_every == 0
-    record, text = _step(trainer, diagnose), None
-    record["mfu"] = record["tokens_per_s"] * per_token
+    record = _step(trainer, diagnose, metrics)
     trainer.world.at(f"evaluation and metrics of step {trainer.t}")
-    with _saved_on_failure(trainer), room_for(f"evaluating step {trainer.t}", trainer.memory_advice()):
+    evaluates, samples = bool(held_out) and due(config.eval_every), config.sample_tokens > 0 and due(config.sample_every)
+    if evaluates or samples or due(config.save_every) or trainer.stop:
+        trainer.finish()  # nothing of a step that is not finite is evaluated or saved
+    text = None
+    with _saved_on_failure(trainer, metrics), room_for(f"evaluating step {trainer.t}", trainer.memory_advice()):
         try:
-            if held_out and due(config.eval_every) and (loss := trainer.validate(held_out)) == loss:  # not nan
+            if evaluates and (loss := trainer.validate(held_out)) == loss:  # not nan
                 record["val_loss"] = loss
-            if config.sample_tokens and due(config.sample_every):
+            if samples:
                 text = trainer.sample()
         finally:  # every step gets its line, even if its evaluation failed
             if metrics is not None:
-                metrics.write(record, text)
+                metrics.write(text)
     if due(config.save_every) or trainer.stop:
         if metrics is not None:
             metrics.sync()  # a checkpoint must not survive a power failure that its steps' lines do not
@@ -184,39 +184,50 @@ def _go_back(trainer: Trainer, damage: Corrupted) -> None:
 
 
 @contextlib.contextmanager
-def _saved_on_failure(trainer: Trainer) -> Iterator[None]:
+def _saved_on_failure(trainer: Trainer, metrics: Metrics | None) -> Iterator[None]:
     """Save the last step before an error leaves the block, unless one rank of many ran out of memory or disk: the others would
     not join the save."""
     try:
         yield
     except (ValueError, OSError) as error:
         if trainer.world.size == 1 or not isinstance(error, (OutOfMemory, OSError)):
-            trainer.save()
-            trainer.checkpoints.finish()
+            _save_now(trainer, metrics)
         raise
 
 
-def _step(trainer: Trainer, diagnose: bool) -> dict:
+def _save_now(trainer: Trainer, metrics: Metrics | None) -> None:
+    """Save the last step because of an error, with the lines of the steps that are still to be written."""
+    trainer.save()
+    trainer.checkpoints.finish()
+    if metrics is not None:
+        with contextlib.suppress(ValueError, OSError):  # the error itself may be that they cannot be written
+            metrics.write()
+
+
+def _step(trainer: Trainer, diagnose: bool, metrics: Metrics | None) -> dict:
     """One step. If memory runs out in a single process before the update begins, the step before it is saved."""
     t, counts = trainer.t, list(trainer.loader.counts)
     try:
         with room_for(f"step {t + 1}", trainer.memory_advice()):
-            return trainer.step(diagnose) if trainer.sentinel is None else trainer.sentinel.step(diagnose)
+            record = trainer.step(diagnose) if trainer.sentinel is None else trainer.sentinel.step(diagnose)
     except OutOfMemory as error:
         trainer.optimizer.zero_grad(set_to_none=True)
         trainer.loader.counts = counts
         if trainer.world.size == 1:
             if trainer.t == t != trainer.saved:
-                trainer.save()
+                _save_now(trainer, metrics)
             trainer.checkpoints.finish()
         last = newest(trainer.run.folder)
         action = f"continue{f' from {last}' if last else ''} with --resume" if t else "start again"
         raise OutOfMemory(f"{error} Then {action}.") from None
+    if metrics is not None:
+        metrics.add(record)
+    return record
 
 
 @contextlib.contextmanager
 def _signals(trainer: Trainer) -> Iterator[None]:
-    """SIGTERM and Ctrl-C ask the loop to save and stop after the current step."""
+    """SIGTERM and Ctrl-C ask the loop to save and stop after the current step; on a GPU it may begin one more."""
 
     def ask(number: int, frame: object) -> None:
         trainer.stop_requested = True

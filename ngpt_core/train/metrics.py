@@ -13,14 +13,18 @@ pass (forward and backward, without recomputation), times tokens/s, divided by t
 import contextlib
 import json
 import os
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checks import is_number
 from ..files import sync_names, write_text
+from ..gpus import peak_flops
 from .callbacks import Callback, LiveLine, find_callback, load_callback
 from .config import TrainConfig
+from .flops import flops_per_token
 from .loggers import MLflow, TensorBoard, WandB, check_installed
+from .world import World
 
 if TYPE_CHECKING:
     from .run import Run
@@ -91,8 +95,12 @@ def check_loggers(config: TrainConfig) -> None:
 class Metrics:
     """Tells every callback of a run what happens, on the first rank only. metrics.jsonl comes first, the live line last."""
 
-    def __init__(self, run: "Run", after: int):
+    def __init__(self, run: "Run", after: int, world: World):
         config = run.config
+        self.waiting: deque[dict[str, Any]] = deque()  # steps without a line
+        self.per_token = flops_per_token(run.model, config.seq_len) / (
+            peak_flops(world.device) * world.size
+        )  # seconds at the peak
         self.folder, self.step = run.folder, after
         self.callbacks: list[Callback] = [JSONL()]
         self.callbacks += [TensorBoard()] if config.tensorboard else []
@@ -102,7 +110,18 @@ class Metrics:
         for callback in self.callbacks:
             callback.start(run, after)
 
-    def write(self, record: dict[str, Any], sample: str | None) -> None:
+    def add(self, record: dict[str, Any]) -> None:
+        """A step has been made. Its record is empty until its numbers are known."""
+        self.waiting.append(record)
+
+    def write(self, sample: str | None = None) -> None:
+        """Report the steps whose numbers are known; the last one with its sample, if there is one."""
+        while self.waiting and self.waiting[0]:
+            record = self.waiting.popleft()
+            record["mfu"] = record["tokens_per_s"] * self.per_token
+            self._report(record, None if self.waiting else sample)
+
+    def _report(self, record: dict[str, Any], sample: str | None) -> None:
         """Report a step, with its held-out loss and its sample if there are any."""
         self.step = record["step"]
         try:

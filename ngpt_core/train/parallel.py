@@ -18,6 +18,7 @@ message (``Parallel.finish_gradients``).
 """
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from ..config import ModelConfig
 from ..nn.model import LanguageModel
 from ..nn.moe import Experts
 from ..nn.scale import Scale
+from ..optim.sharding import local
 from ..rehearsal import rehearsing
 from .config import TrainConfig
 from .expert_parallel import cut_experts, divide_experts
@@ -112,6 +114,10 @@ class Parallel:
     model: LanguageModel
     sharded: "list[FSDPModule]" = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        copies = [_copies(p, self.world.size) for p in self.model.parameters()]
+        self.copies = torch.tensor(copies, dtype=torch.float64).to(self.world.device)
+
     def micro_batch(self, last: bool) -> None:
         """Before a backward pass: replicas exchange gradients only in the last micro-batch of a step."""
         for module in self.sharded:
@@ -124,28 +130,33 @@ class Parallel:
             return
         grads = [p.grad for p in whole_parameters(self.model) if p.grad is not None]
         flat = self.world.sum(torch.cat([g.reshape(-1) for g in grads]))
-        for g, part in zip(grads, flat.split([g.numel() for g in grads])):
-            g.copy_(part.view_as(g))
+        parts = flat.split([g.numel() for g in grads])
+        torch._foreach_copy_(grads, [part.view_as(g) for g, part in zip(grads, parts)])
 
     def reshard(self) -> None:
         """After an evaluation: free gathered weights, or the next forward pass would use those from before the update."""
         for module in self.sharded:
             module.reshard()
 
-    def grad_norm(self) -> Tensor:
-        """||g|| over all parameters and ranks, with each coordinate counted once."""
-        total = torch.zeros((), device=self.world.device)
-        for p in self.model.parameters():
-            if p.grad is None:
-                continue
-            g, copies = p.grad, self.world.size
-            if isinstance(g, DTensor):
-                copies = 1
-                for axis, placement in enumerate(g.placements):
-                    copies *= g.device_mesh.size(axis) if placement.is_replicate() else 1
-                g = g.to_local()
-            total += g.float().square().sum() / copies
-        return self.world.sum(total).sqrt()
+    @torch.no_grad()
+    def squares(self) -> Tensor:
+        """||g||^2 of every parameter in float64: this rank's share, so that a sum over ranks counts each coordinate once."""
+        grads = [local(p.grad) if p.grad is not None else None for p in self.model.parameters()]
+        nothing = torch.zeros(1, device=self.world.device)
+        norms = torch._foreach_norm([nothing if g is None or not g.numel() else g for g in grads])
+        return torch.stack(norms).double().square() / self.copies
+
+    @torch.no_grad()
+    def scale_gradients(self, factor: Tensor) -> None:
+        """g <- factor * g, for all parameters."""
+        torch._foreach_mul_([local(p.grad) for p in self.model.parameters() if p.grad is not None], factor.float())
+
+
+def _copies(p: Tensor, ranks: int) -> int:
+    """How many ranks hold the same piece of a parameter's gradient."""
+    if not isinstance(p, DTensor):
+        return ranks
+    return math.prod(p.device_mesh.size(axis) for axis, placement in enumerate(p.placements) if placement.is_replicate())
 
 
 def check_ranks(config: TrainConfig, model: ModelConfig, ranks: int) -> None:

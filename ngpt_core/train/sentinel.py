@@ -123,9 +123,11 @@ class Sentinel:
         before, caps = self._stored(), [group.get("cap") for group in trainer.optimizer.param_groups]
         with _deterministic(trainer.world.device):
             record = trainer.step(diagnose)
+            trainer.finish()
             once = self.seals.values.clone()
             self._restore(before)
             again = trainer.step(diagnose)
+            trainer.finish()
         wrong = [f"{place}, was computed twice with different results" for place in self.seals.named(self.seals.values != once)]
         names = [name for name in ("loss", "balance", "grad_norm") if record[name] != again[name]]
         wrong += [f"the {name} of the step was {record[name]!r}, and {again[name]!r} when it was repeated" for name in names]

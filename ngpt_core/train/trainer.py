@@ -4,13 +4,16 @@
     parallel.py    many ranks                        checkpoint.py   saving and resuming
     evaluate.py    the held-out loss                 sentinel.py     damaged numbers
     loop.py        the run around the step           watchdog.py     ranks that hang
+    message.py     what the ranks tell each other
 
-Symbols: t the step, counted from 1; B sequences of T tokens in a global batch. "The message" is the single all-reduce of a
-step's statistics, by which the ranks also agree on when to stop.
+Symbols: t the step, counted from 1; B sequences of T tokens in a global batch. "The message" (message.py) is the single
+all-reduce of a step's statistics, by which the ranks also agree on when to stop. On a GPU the host reads it one step late, and
+waits for nothing else: a step that is not finite is skipped on the device, and its error comes one step later.
 """
 
 import math
 import time
+from collections import deque
 
 import numpy as np
 import torch
@@ -24,14 +27,16 @@ from ..files import new_folder
 from ..nn.documents import pack
 from ..nn.io import save as save_model
 from ..nn.model import LanguageModel
+from ..optim.arriving import Arriving
 from ..optim.diagnostics import Diagnostics
 from ..optim.gated_adamw import GatedAdamW
 from ..optim.sharding import local
-from ..rehearsal import rehearsing
+from ..rehearsal import on_gpu, rehearsing
 from ..seal import Damaged, entry, seal_folder, unseal
 from .checkpoint import Checkpoint, Checkpoints
 from .config import recipe_numbers
 from .evaluate import evaluate
+from .message import Layout, Message, Step
 from .parallel import initialize, parallelize
 from .run import Run, check_belongs
 from .sentinel import Sentinel
@@ -65,114 +70,134 @@ class Trainer:
         self.rate = next(g for g in self.optimizer.param_groups if "embedding.weight" in g["param_names"])
         self.checkpoints = Checkpoints(run.folder, world, config.keep, config.keep_every, config.async_save)
         self.sentinel = Sentinel(self, config.sentinel) if config.sentinel else None
+        self.layout = Layout.of(self.model)
+        # On a GPU the host reads a step's message when the next step is under way, if the optimizer can skip a step by itself.
+        self.late = on_gpu(self.rate["params"][0]) and isinstance(self.optimizer, GatedAdamW)
+        self.unread: deque[Step] = deque()  # the steps whose message has not been read
+        self.bad = torch.zeros((), dtype=torch.bool, device=world.device)  # a step since the last checkpoint was not finite
+        self.read_at = 0.0  # when the last message was read
 
     def step(self, diagnose: bool = False) -> dict:
-        """One optimizer step; ``diagnose`` also collects the optimizer's diagnostics. Returns the step's numbers."""
-        begin, at = time.perf_counter(), f"step {self.t + 1}: "
+        """One optimizer step; ``diagnose`` also collects the optimizer's diagnostics. Returns the step's numbers; if they are
+        read late, the dict stays empty until the end of the next step, or ``finish``."""
+        begin, at, device = time.perf_counter(), f"step {self.t + 1}: ", self.world.device
         self.world.at(at + "reading the batch")
         batch = self.loader.next()
-        denominator = max(1.0, float(self.world.sum(batch.counted.to(self.world.device))))  # targets in the global batch
-        sums, load = torch.zeros(3, device=self.world.device, dtype=torch.float64), list[Tensor]()
-        micro_batches = batch.split(self.rows)
+        targets = self.world.sum(batch.counted.to(device, non_blocking=True)).clamp(min=1)  # in the global batch
+        sums, micro_batches = torch.zeros((), device=device, dtype=torch.float64), batch.split(self.rows)
         for i, micro in enumerate(micro_batches):
             self.world.at(f"{at}micro-batch {i + 1}")
             self.parallel.micro_batch(last=i == len(micro_batches) - 1)
-            x = micro.to(self.world.device)
+            x = micro.to(device)
             packed = bool(micro.documents.any())  # one document per row: plain causal attention is faster
-            documents = pack(micro.documents, self.world.device) if packed else None
-            self.model.loss(x.tokens, x.targets, documents, denominator=denominator).backward()
+            documents = pack(micro.documents, device) if packed else None
+            self.model.loss(x.tokens, x.targets, documents, denominator=targets).backward()
             stats: dict = self.model.stats
-            sums[:2] += torch.stack([stats["cross_entropy"], stats["balance"]]).double()
-            load = [x + y for x, y in zip(load, stats["load"])] if load else list(stats["load"])
+            sums = sums + torch.cat([stats["cross_entropy"][None], stats["balance"][None], *stats["load"]]).double()
         self.world.at(at + "the sums over all ranks")
         self.parallel.finish_gradients()
-
-        sums[2] = float(self.stop_requested)
-        alarm = self.sentinel.alarm() if self.sentinel else sums.new_zeros(1)
-        message = self.world.sum(torch.cat([sums, alarm, *(x.double() for x in load)]))
-        (loss, balance, stop, found), load = message[:4].tolist(), list(message[4:].split([len(x) for x in load]))
-        norm = float(self.parallel.grad_norm())
-        if self.sentinel and (found or not math.isfinite(loss + norm)):
-            self.sentinel.verify()  # damaged numbers explain a loss that is not finite
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise ValueError(self._not_finite(loss))
-        if self.clip_norm is not None and norm > self.clip_norm:
-            for p in self.model.parameters():
-                if p.grad is not None:
-                    p.grad.mul_(self.clip_norm / norm)
+        stop = sums.new_full((1,), float(self.stop_requested))
+        alarm = self.sentinel.alarm() if self.sentinel else torch.zeros_like(stop)
+        message = self.world.sum(torch.cat([sums[:2], stop, alarm, sums[2:], self.parallel.squares()]))
+        load, squares = self.layout.split(message)
+        if self.late:  # a step that is not finite changes nothing on the device, nor does one after it
+            self.bad |= ~message.sum().isfinite()
+            self.optimizer.found_inf = self.bad.float()  # type: ignore[attr-defined]  # GatedAdamW, or it would not be late
+            load = load * ~self.bad  # no expert's bias moves
+        else:
+            self._examine(self.t + 1, numbers := message.tolist())
+        if self.clip_norm is not None:
+            self.parallel.scale_gradients((self.clip_norm / squares.sum().sqrt()).clamp(max=1))
 
         self.world.at(at + "the update")
         self.t += 1  # the update begins here: an error before this line has changed nothing
-        lr = float(self.rate["lr"])
-        caps, diagnostics = [g.get("cap") for g in self.optimizer.param_groups], None
+        lr, caps = float(self.rate["lr"]), [g.get("cap") for g in self.optimizer.param_groups]
         if isinstance(self.optimizer, GatedAdamW):  # torch's AdamW, which the baseline uses, has no diagnostics
-            diagnostics = self.optimizer.diagnostics = Diagnostics(d_model=self.run.model.d_model) if diagnose else None
+            self.optimizer.diagnostics = Diagnostics(d_model=self.run.model.d_model) if diagnose else None
         if self.sentinel:
             self.sentinel.check()
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if load:
-            self.model.update_router_bias(load)
+        if self.layout.layers:
+            self.model.update_router_bias(load.unbind())
         if self.sentinel:
             self.sentinel.seal()
         self.checkpoints.finish()  # a save in the background has had this step: a crash loses at most one interval
-        self.stop = stop > 0
-        elapsed = time.perf_counter() - begin
-        self.seconds += elapsed
-        tokens = self.loader.batch_size * self.loader.seq_len
-        return {
-            "step": self.t,
-            "tokens": self.t * tokens,
-            "loss": loss,
-            "lr": lr,
-            "grad_norm": norm,
-            "balance": balance,
-            "tokens_per_s": tokens / elapsed,
-            "time": self.seconds,
-            **self._routers(load, diagnose),
-            **self._scales(diagnose),
-            **({"diagnostics": self._labeled(diagnostics.last, caps)} if diagnostics is not None else {}),
-        }
+
+        scales = self._scales(diagnose)
+        read = Arriving(torch.cat([message, *scales])).read if self.late else lambda: numbers + [float(x) for x in scales]
+        self.unread.append(step := Step(self.t, begin, lr, diagnose, self._diagnostics(caps), read))
+        while len(self.unread) > self.late:
+            self._read()
+        return step.record
 
     # ---- what a step reports -----------------------------------------------------------------------------------------
-    def _routers(self, load: list[Tensor], diagnose: bool) -> dict[str, object]:
-        """Per MoE layer: the largest load over the mean, and the number of experts that received no token."""
-        if not load:
-            return {}
-        found = {"load_max": [float(x.max() / x.mean()) for x in load], "dead_experts": [int((x == 0).sum()) for x in load]}
-        return found | ({"load": [x.tolist() for x in load]} if diagnose else {})
+    def finish(self) -> None:
+        """Read the messages of all steps so far. ValueError if one of them was not finite."""
+        while self.unread:
+            self._read()
 
-    def _scales(self, diagnose: bool) -> dict[str, object]:
+    def _read(self) -> None:
+        """Read the oldest message, and fill the record of its step."""
+        step = self.unread[0]
+        numbers = step.read()
+        if self.late:
+            self._examine(step.t, numbers)
+        self.unread.popleft()
+        found, now = Message.of(numbers, self.layout), time.perf_counter()
+        elapsed, self.read_at = now - max(step.begin, self.read_at), now
+        self.seconds += elapsed
+        self.stop = self.stop or found.stop > 0
+        tokens = self.loader.batch_size * self.loader.seq_len
+        step.record |= {
+            "step": step.t,
+            "tokens": step.t * tokens,
+            "loss": found.loss,
+            "lr": step.lr,
+            "grad_norm": found.norm,
+            "balance": found.balance,
+            "tokens_per_s": tokens / elapsed,
+            "time": self.seconds,
+            **found.report(step.diagnose),
+            **step.diagnostics,
+        }
+
+    def _examine(self, t: int, numbers: list[float]) -> None:
+        """ValueError, on all ranks, if the message of step t is not finite, or if a rank has found damage."""
+        found = Message.of(numbers, self.layout)
+        if self.sentinel and (found.alarm or not found.finite):
+            self.sentinel.verify()  # damaged numbers explain a loss that is not finite
+        if not found.finite:
+            raise ValueError(self._not_finite(t, found))
+
+    def _scales(self, diagnose: bool) -> list[Tensor]:
         """nGPT: the mean of s_z at every step; with ``diagnose`` also the mean |alpha| of each block."""
         if (s_z := self.model.head.s_z) is None:
-            return {}
+            return []
         with torch.no_grad():
-            found: dict[str, object] = {"s_z": float(s_z().mean())}
-            if diagnose:
-                found["alpha"] = [float(b.get_submodule("alpha")().abs().mean()) for b in self.model.blocks]
-            return found
+            alphas = [b.get_submodule("alpha")().abs() for b in self.model.blocks] if diagnose else []
+            return [x.mean().reshape(1) for x in (s_z(), *alphas)]
 
-    def _labeled(self, records: list[dict], caps: list[float | None]) -> list[dict]:
-        """The optimizer's records, one per group, with the group's label and the cap that applied to it."""
-        groups = self.optimizer.param_groups
-        return [{**r, "name": groups[r["group"]]["label"], "cap": caps[r["group"]]} for r in records]
+    def _diagnostics(self, caps: list[float | None]) -> dict[str, list[dict]]:
+        """The optimizer's records of this step, one per group, with the group's label and the cap that applied to it."""
+        groups, found = self.optimizer.param_groups, getattr(self.optimizer, "diagnostics", None)
+        if found is None:
+            return {}
+        return {"diagnostics": [{**r, "name": groups[r["group"]]["label"], "cap": caps[r["group"]]} for r in found.last]}
 
-    def _not_finite(self, loss: float) -> str:
+    def _not_finite(self, t: int, found: Message) -> str:
         """The error message for a loss or gradient that is not finite. The ranks agree on the first parameter to blame."""
-        named = list(self.model.named_parameters())
-        bad = torch.zeros(2, len(named), device=self.world.device)
-        for i, (_, p) in enumerate(named):
-            for row, x in enumerate((p.detach(), p.grad)):
-                if x is not None:
-                    bad[row, i] = float(not bool(torch.isfinite(local(x)).all()))
-        values, gradients = self.world.largest(bad).tolist()
+        names = [name for name, _ in self.model.named_parameters()]
+        bad = torch.stack([~torch.isfinite(local(p.detach())).all() for p in self.model.parameters()]).float()
+        values = self.world.largest(bad).tolist()
         where = "no single parameter"
+        gradients = [float(not math.isfinite(x)) for x in found.squares]
         for what, flags in (("the gradient of ", gradients), ("", values)):  # a bad value explains its bad gradients
             if any(flags):
-                where = what + named[flags.index(1.0)][0]
+                where = what + names[flags.index(1.0)]
         return (
-            f"step {self.t + 1}: the loss is {loss} and {where} is not finite; training stops before the update and nothing "
+            f"step {t}: the loss is {found.loss} and {where} is not finite; training stops before the update and nothing "
             "was changed. Resume from the last checkpoint with a lower learning rate (--recipe C=NUMBER, for GPT lr=NUMBER), "
             "or inspect this batch."
         )
@@ -194,6 +219,7 @@ class Trainer:
         return result.loss
 
     def save(self) -> None:
+        self.finish()  # a step that was not finite is not saved
         self.world.at(f"writing the checkpoint of step {self.t}")
         if self.sentinel:
             self.sentinel.verify()
@@ -208,6 +234,8 @@ class Trainer:
         check_belongs(checkpoint, self.run)
         state = checkpoint.state
         self.checkpoints.load(checkpoint, self.model, self.optimizer)
+        self.unread.clear()
+        self.bad.zero_()
         self.t, self.saved, self.seconds = state["step"], state["step"], state["seconds"]
         try:
             self.loader.load_state_dict(state["data"])

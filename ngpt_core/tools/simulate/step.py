@@ -190,6 +190,7 @@ class _Watch:
                 self.machine.observers[:] = [self.memory, self.meter]
                 self.machine.waits.clear()
                 trainer.step()
+                trainer.finish()  # which the next step would do
                 self.machine.observers.clear()
 
     def _own(self, trainer: Trainer) -> None:
