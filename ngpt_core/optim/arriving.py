@@ -1,12 +1,17 @@
-"""How do numbers reach the host without making it wait for the device?
+"""How do numbers travel between host and device without making the host wait?
 
-They are copied into pinned memory while the device goes on, and read later, when they have arrived. On a CPU they are there.
+To the host they are copied into pinned memory while the device goes on, and read later, when they have arrived. Constants are
+copied to the device once. On a CPU there is nothing to do.
 """
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-__all__ = ["Arriving"]
+from ..rehearsal import rehearsing
+
+__all__ = ["Arriving", "constant"]
 
 
 class Arriving:
@@ -25,3 +30,13 @@ class Arriving:
         if self._event is not None:
             self._event.synchronize()
         return self._x.tolist()
+
+
+def constant(numbers: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """These numbers on the device. Asked for again, they are there."""
+    return (_constant.__wrapped__ if rehearsing() else _constant)(numbers, dtype, device)  # a rehearsal's tensors end with it
+
+
+@lru_cache(maxsize=64)
+def _constant(numbers: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype).to(device)

@@ -14,14 +14,13 @@ arrived. Ranks agree on the flag first: all raise, or none.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from . import sharding
 from .algorithm import Slot
-from .arriving import Arriving
+from .arriving import Arriving, constant
 from .fused import below, finite
 
 POLICIES = ("raise", "skip", "off")
@@ -56,8 +55,8 @@ class Watch:
             # the largest magnitude is nan or inf exactly if some coordinate is, and no second tensor is made to find it
             whole = [slot.g if slot.g.numel() else slot.g.new_zeros(1) for slot in slots]
             largest = torch._foreach_norm(whole, math.inf)
-            limits = _limits(tuple(slot.limit for slot in slots), device)
-            bad = (~(torch.stack([x.to(limits.dtype) for x in largest]) < limits)).float()  # nan is below nothing
+            limits = constant(tuple(slot.limit for slot in slots), torch.float64, device)
+            bad = (~(torch.stack(largest) < limits)).float()  # nan is below nothing
             bad, anywhere = sharding.agree(bad, params)
             if not capturing():
                 self._pending = Found(Arriving(torch.cat([bad, anywhere.reshape(1)])), slots)
@@ -105,13 +104,6 @@ class Watch:
             f"square overflows, at step {t}{others}; nothing was changed. Look at the loss of this batch, lower lr or clip; "
             'nonfinite="skip" drops such steps and counts them.'
         )
-
-
-@lru_cache(maxsize=64)
-def _limits(limits: tuple[float, ...], device: torch.device) -> Tensor:
-    """The limits on the device: copied there once. Those of float32 fit into it."""
-    dtype = torch.float32 if max(limits) <= torch.finfo(torch.float32).max else torch.float64
-    return torch.tensor(limits, dtype=dtype).to(device)
 
 
 def capturing() -> bool:

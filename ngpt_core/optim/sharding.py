@@ -9,7 +9,6 @@ many tensors in one message. Gloo or NCCL; even, uneven and empty shards.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .algorithm import Update
+from .arriving import constant
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -115,12 +115,6 @@ def run_split(updates: Sequence[Update], groups: Groups) -> list[tuple[Tensor, T
         sums = [part.reshape(x.shape) for part, x in zip(whole.split([x.numel() for x in asked]), asked)]
 
 
-@lru_cache(maxsize=64)
-def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
-    """These places on the device: copied there once."""
-    return torch.tensor(places).to(device)
-
-
 def agree(bad: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(which parameters any rank finds bad, whether any is), the same on all ranks of the parameters' meshes.
 
@@ -133,7 +127,7 @@ def agree(bad: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         if is_dtensor(p):
             meshes.setdefault(p.device_mesh, []).append(i)
     for mesh, places in sorted(meshes.items(), key=lambda item: item[0].size()):
-        index = _index(tuple(places), bad.device)
+        index = constant(tuple(places), torch.int64, bad.device)
         message = torch.cat([bad[index], anywhere.reshape(1)])  # built on the device: nothing waits for the host
         for dim in range(mesh.ndim):
             if mesh.size(dim) > 1:

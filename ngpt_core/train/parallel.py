@@ -51,16 +51,14 @@ WHOLE = ("A_log", "D", "dt_bias")
 
 # ---- the grid --------------------------------------------------------------------------------------------------------
 def make_meshes(config: TrainConfig, world: World) -> tuple[DeviceMesh, DeviceMesh]:
-    """The ranks as replica x fsdp, for everything, and as replica x shard x expert, for experts that ranks share."""
+    """The ranks as replica x fsdp, for everything, and as replica x shard x expert, for experts that ranks share. One replica
+    has no axis: nothing is summed over it."""
     inner = world.size // config.replicas
-    return (
-        init_device_mesh(world.device.type, (config.replicas, inner), mesh_dim_names=("replica", "fsdp")),
-        init_device_mesh(
-            world.device.type,
-            (config.replicas, inner // config.expert_parallel, config.expert_parallel),
-            mesh_dim_names=("replica", "shard", "expert"),
-        ),
-    )
+    grids = {"fsdp": inner}, {"shard": inner // config.expert_parallel, "expert": config.expert_parallel}
+    if config.replicas > 1:
+        grids = {"replica": config.replicas, **grids[0]}, {"replica": config.replicas, **grids[1]}
+    first, second = (init_device_mesh(world.device.type, tuple(g.values()), mesh_dim_names=tuple(g)) for g in grids)
+    return first, second
 
 
 # ---- initial weights -------------------------------------------------------------------------------------------------
@@ -223,16 +221,23 @@ def _fully_shard(
         mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if bf16 else None),
         ignored_params=set(whole_parameters(model)),
     )
+    names = expert_mesh.mesh_dim_names or ()
     for module in model.modules():
         if isinstance(module, Experts) and config.expert_parallel > 1:
             cut = partial(cut_experts, shards=expert_mesh["shard"].size())
-            wrap(module, mesh=expert_mesh["replica", "shard"], shard_placement_fn=cut)
+            wrap(module, mesh=expert_mesh[tuple(name for name in names if name != "expert")], shard_placement_fn=cut)
     for module in (model.embedding, *model.blocks, model.head, model):
         wrap(module, mesh=mesh)
     # The entry points of the model and its head: ``loss`` and ``generate`` go through these two.
     register_fsdp_forward_method(model, "hidden")
     register_fsdp_forward_method(model.head, "loss")
     sharded: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for end in (model.embedding, model.head):  # no gradient needs their weights: the loss has computed the head's already
+        end.set_unshard_in_backward(False)  # type: ignore[operator]  # a method of the FSDPModule that it is now
+    if config.expert_parallel > 1:  # the host waits inside such a block: gather its experts and the next block before that
+        for block, after in zip(model.blocks, [*model.blocks[1:], None]):
+            ahead = [m for m in block.modules() if isinstance(m, Experts)] + ([after] if after is not None else [])
+            block.set_modules_to_forward_prefetch(ahead)  # type: ignore[operator]  # likewise
     for part in sharded:
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)  # SUM, which every backend has
