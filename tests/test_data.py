@@ -24,6 +24,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ngpt_core import seal
 from ngpt_core.data import corpus as corpus_module
 from ngpt_core.data.corpus import Corpus, embedded, open_corpus, stdlib
 from ngpt_core.data.loader import IGNORE, Loader, permute
@@ -31,7 +32,8 @@ from ngpt_core.data.packing import checksum, pack, pack_files, token_dtype
 from ngpt_core.data.sources import documents, download, expand, stdlib_files
 from ngpt_core.data.tokenizers import ByteTokenizer, from_description, load_tokenizer, stream_text
 from ngpt_core.files import write_text
-from ngpt_core.seal import read_sealed, write_sealed
+from ngpt_core.seal import Damaged, read_sealed, write_sealed
+from ngpt_core.train.feed import Feed
 
 
 def texts(count: int, seed: int = 0) -> list[bytes]:
@@ -391,6 +393,72 @@ def test_a_shard_cut_short_is_found_when_the_corpus_is_opened(corpus):
         Corpus(corpus.folder)
 
 
+@pytest.fixture
+def remembered(tmp_path, monkeypatch):
+    """A corpus large enough to be remembered, and a counter of the files that are read."""
+    monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("ngpt_core.data.verified.LEAST", 0)
+    read, real = [], seal.sha256
+    monkeypatch.setattr(seal, "sha256", lambda path: read.append(Path(path).name) or real(path))
+    pack([b"some text " * 40] * 40, tmp_path / "corpus", ByteTokenizer(), val_fraction=0.1)
+    return tmp_path / "corpus", read
+
+
+def test_what_was_verified_is_read_again_only_if_it_has_changed(remembered, tmp_path):
+    folder, read = remembered
+    shard = folder / "train-00000.tokens"
+
+    def verify(everything=False, where=folder):
+        read.clear()
+        return Corpus(where).verify(everything=everything), sorted(read)
+
+    size, names = verify()
+    assert size and len(names) == 4  # tokens and index of both splits
+    assert verify() == (0, [])
+    assert verify(everything=True) == (size, names)
+    shard.touch()
+    assert verify()[1] == [shard.name] and verify() == (0, [])
+    shutil.copytree(folder, tmp_path / "copy")  # the same times, at another path
+    assert verify(where=tmp_path / "copy")[1] == names
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + b"?")
+    for _ in range(2):  # and what is damaged is not remembered
+        with pytest.raises(Damaged, match=f"{shard.name} was damaged or changed"):
+            verify()
+    shard.write_bytes(whole[:-1])
+    with pytest.raises(Damaged, match="cut short"):
+        verify()
+
+
+def test_a_disk_that_changes_a_bit_by_itself_is_found_when_everything_is_read(remembered):
+    folder, _ = remembered
+    shard = folder / "train-00000.tokens"
+    Corpus(folder).verify(everything=False)
+    times, whole = shard.stat(), shard.read_bytes()
+    shard.write_bytes(whole[:-1] + b"?")
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert Corpus(folder).verify(everything=False) == 0  # size and time say nothing
+    with pytest.raises(Damaged, match=f"{shard.name} was damaged or changed"):
+        Corpus(folder).verify()
+
+
+def test_ranks_remember_each_its_files_and_know_those_of_the_others(remembered):
+    folder, read = remembered
+    for rank in range(3):
+        Corpus(folder).verify(rank, 3, everything=False)
+    read.clear()
+    assert sum(Corpus(folder).verify(rank, 2, everything=False) for rank in range(2)) == 0 and not read
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"a": ', "[[1, 2]]"])
+def test_a_memory_that_was_damaged_is_no_memory(remembered, tmp_path, content):
+    folder, _ = remembered
+    size = Corpus(folder).verify(everything=False)
+    for record in (tmp_path / "cache" / "verified").iterdir():
+        record.write_text(content)
+    assert Corpus(folder).verify(everything=False) == size
+
+
 def test_one_changed_byte_is_found_by_verify(corpus):
     corpus.verify()
     path = corpus.folder / "val-00000.tokens"
@@ -737,3 +805,45 @@ def test_a_download_has_limits_in_size_and_time(tmp_path, monkeypatch):
     monkeypatch.setattr("ngpt_core.data.sources.MOST_BYTES", 10)
     with pytest.raises(ValueError, match="it has more than 10 bytes"):
         download("http://large/x.txt", tmp_path)
+
+
+# ---- the feed: batches that are read ahead ---------------------------------------------------------------------------------
+def seen(feed):
+    fed = feed.next()
+    return torch.cat([micro.tokens for micro in fed.micro_batches]), fed.counted
+
+
+def test_batches_that_are_read_ahead_are_those_of_the_loader(corpus):
+    """On the CPU; on a GPU the thread also copies them, on a stream of its own."""
+    loaders = [Loader([(corpus, 1.0)], 4, 16) for _ in range(2)]
+    plain, ahead = (Feed(loader, 2, torch.device("cpu"), ahead) for loader, ahead in zip(loaders, (False, True)))
+    for _ in range(6):
+        a, b = seen(plain), seen(ahead)
+        assert torch.equal(a[0], b[0]) and a[1] == b[1]
+        assert loaders[0].state_dict() == loaders[1].state_dict()  # the position of what was handed out
+    for position in ([8], [0]):  # set back, as after a checkpoint was loaded
+        for loader in loaders:
+            loader.load_state_dict({**loader.state_dict(), "counts": list(position)})
+        assert torch.equal(seen(plain)[0], seen(ahead)[0]) and loaders[1].counts == [position[0] + 4]
+
+
+def test_documents_travel_with_their_offsets_and_only_where_there_are_some(corpus):
+    loader = Loader([(corpus, 1.0)], 4, 16)
+    batch, _ = loader.read([0])
+    fed = Feed(loader, 1, torch.device("cpu"), False).next()
+    for row, micro in zip(batch.documents, fed.micro_batches, strict=True):
+        assert (micro.documents is None) == (not row.any())
+        if micro.documents is not None:
+            assert torch.equal(micro.documents.ids[0], row.int())
+    assert {micro.documents is None for micro in fed.micro_batches} == {True, False} or batch.documents.any(1).all()
+
+
+def test_an_error_in_the_thread_is_that_of_the_step(corpus):
+    loader = Loader([(corpus, 1.0)], 4, 16)
+    feed = Feed(loader, 4, torch.device("cpu"), True)
+    feed.next()
+    feed.coming[1].result()
+    loader.read = lambda counts, limit=None: (_ for _ in ()).throw(OSError("the disk has gone"))
+    feed.next()  # it was read before
+    with pytest.raises(OSError, match="the disk has gone"):
+        feed.next()

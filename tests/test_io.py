@@ -3,9 +3,11 @@
 import json
 import os
 import struct
+import weakref
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ngpt_core as ng
 from ngpt_core.nn import io
@@ -51,7 +53,7 @@ def test_saving_again_replaces_and_a_crash_leaves_the_old_model_whole(model, tmp
     ng.save(model, tmp_path)
     other = make()
     with monkeypatch.context() as m:
-        m.setattr(io, "save_file", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("disk full")))
+        m.setattr(io.stream, "write", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
             ng.save(other, tmp_path)
     assert (ng.load(tmp_path).embedding.weight == model.embedding.weight).all()
@@ -91,7 +93,7 @@ def test_a_model_has_one_floating_point_precision(model, tmp_path):
         folder = ng.save(model, tmp_path / "run")
         with io.safe_open(folder / io.WEIGHTS, "pt") as file:
             metadata = file.metadata()
-        io.save_file(state, folder / io.WEIGHTS, metadata=metadata)
+        save_file(state, folder / io.WEIGHTS, metadata=metadata)
         (folder / "seal.json").unlink()  # as an older version wrote it
         with pytest.raises(ValueError, match=words):
             ng.load(folder)
@@ -174,6 +176,32 @@ def test_places_where_nothing_can_be_saved_or_read_are_named(model, tmp_path, mo
     with torch.device("meta"), pytest.raises(ValueError, match="on the meta device and has no values"):
         ng.save(make(), tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_the_file_is_that_of_safetensors_to_the_byte(tmp_path):
+    model = make().bfloat16()
+    state = {k: x.float() if k.endswith("router.bias") else x for k, x in model.state_dict().items()}
+    ng.save(model, tmp_path, state)
+    with io.safe_open(tmp_path / io.WEIGHTS, "pt") as file:
+        save_file(state, tmp_path / "theirs", metadata=file.metadata())
+    assert (tmp_path / io.WEIGHTS).read_bytes() == (tmp_path / "theirs").read_bytes()
+    ng.seal.check_folder(tmp_path)  # its sha256 was computed while it was written
+
+
+def test_of_a_model_that_is_gathered_one_tensor_is_in_memory_at_a_time(model, tmp_path):
+    state, alive = model.state_dict(), []
+
+    def whole():
+        for name in io.stream.ordered(state):
+            alive.append(weakref.ref(x := state[name].clone()))
+            yield x
+            del x
+            assert sum(ref() is not None for ref in alive) <= 1
+
+    ng.save(model, tmp_path / "a", state, whole())
+    ng.save(model, tmp_path / "b")
+    assert len(alive) == len(state)
+    assert (tmp_path / "a" / io.WEIGHTS).read_bytes() == (tmp_path / "b" / io.WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize("keep", [0, 4, 1000, -1])

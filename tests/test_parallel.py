@@ -208,6 +208,31 @@ def test_an_evaluation_sees_the_weights_after_the_update(corpus, tmp_path):
     assert float((tmp_path / "seen").read_text()) == pytest.approx(truth, abs=1e-5)
 
 
+def _samples(runs, corpus_folder, out) -> None:
+    found = []
+    for run in runs:
+        trainer, counts = Trainer(run, start(run.config), open_blend((corpus_folder,), 256)), []
+        trainer.step()
+        trainer.model.embedding.register_forward_hook(lambda m, args, h, counts=counts: counts.append(args[0].shape[1]))
+        found.append([trainer.sample(), list(counts)])
+        trainer.step()
+    if trainer.world.main:
+        Path(out).write_text(json.dumps(found))
+
+
+def test_samples_of_a_sharded_model_use_the_cache(corpus, tmp_path):
+    settings = dict(sample_tokens=6, sample_prompt="the dog")
+    names = {"fp32": {}, "bf16": {"precision": "bf16"}, "experts": {"expert_parallel": 2}}
+    runs = [new_run(corpus, tmp_path / name, **settings, **change) for name, change in names.items()]
+    on_ranks(2, _samples, runs, corpus, str(tmp_path / "seen"))
+    trainer = Trainer(new_run(corpus, tmp_path / "one", **settings), World(torch.device("cpu")), open_blend((corpus,), 256))
+    trainer.step()
+    text = trainer.sample()
+    for name, (found, lengths) in zip(names, json.loads((tmp_path / "seen").read_text()), strict=True):
+        assert lengths[0] == 7 and set(lengths[1:]) <= {1} and len(lengths) > 1  # the prompt, then one token at a time
+        assert found == text or name == "bf16"
+
+
 def test_bfloat16_products_with_float32_masters_stay_close(corpus, tmp_path):
     train(new_run(corpus, tmp_path / "fp32", steps=8))
     runs = [

@@ -43,6 +43,10 @@ class Batch:
         """The same batch on ``device``."""
         return Batch(*(x.to(device, non_blocking=True) for x in (self.tokens, self.targets, self.documents)))
 
+    def pinned(self) -> "Batch":
+        """The same batch in pinned memory, from which a GPU reads by itself."""
+        return Batch(*(x.pin_memory() for x in (self.tokens, self.targets, self.documents)))
+
     def split(self, rows: int) -> list["Batch"]:
         """Micro-batches of ``rows`` rows."""
         return [Batch(*parts) for parts in zip(*(x.split(rows) for x in (self.tokens, self.targets, self.documents)))]
@@ -120,16 +124,21 @@ class Loader:
 
     def next(self, limit: int | None = None) -> Batch:
         """This rank's rows of the next global batch. Samples numbered ``limit`` or higher have no targets (for evaluation)."""
-        share = self.batch_size // self.world
+        batch, self.counts = self.read(self.counts, limit)
+        return batch
+
+    def read(self, counts: list[int], limit: int | None = None) -> tuple[Batch, list[int]]:
+        """(this rank's rows of the global batch at the position ``counts``, the position after it)."""
+        share, counts = self.batch_size // self.world, list(counts)
         mine, rows = range(self.rank * share, (self.rank + 1) * share), []
         for b in range(self.batch_size):  # every rank counts all B samples and reads only its own
-            s = sum(self.counts)
-            source = self._assign(s, self.counts)
+            s = sum(counts)
+            source = self._assign(s, counts)
             if b in mine:
-                tokens, targets, document = self._row(source, self.counts[source])
+                tokens, targets, document = self._row(source, counts[source])
                 rows.append((tokens, targets if limit is None or s < limit else np.full_like(targets, IGNORE), document))
-            self.counts[source] += 1
-        return Batch(*(torch.from_numpy(np.stack(column)) for column in zip(*rows)))
+            counts[source] += 1
+        return Batch(*(torch.from_numpy(np.stack(column)) for column in zip(*rows))), counts
 
     def state_dict(self) -> dict:
         corpora = [corpus.checksum for corpus in self.corpora]

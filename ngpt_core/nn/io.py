@@ -9,17 +9,17 @@ models are never mixed up, even where a folder has no seal.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from .. import seal
 from ..config import ModelConfig
 from ..files import new_file, read_json
+from . import stream
 from .model import LanguageModel, unwrap
 
 __all__ = ["CONFIG", "WEIGHTS", "load", "save"]
@@ -31,26 +31,33 @@ def _fingerprint(config: ModelConfig) -> str:
     return hashlib.sha256(json.dumps(config.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
-def save(model: LanguageModel, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> Path:
+def save(
+    model: LanguageModel,
+    folder: str | Path,
+    state: Mapping[str, Tensor] | None = None,
+    whole: Iterable[Tensor] | None = None,
+) -> Path:
     """Write model.safetensors, config.json and their seal into ``folder``, created if needed; returns the folder.
 
-    ``state`` replaces ``model.state_dict()``: pass the gathered tensors of a sharded model. Equal models give equal files.
+    ``state`` replaces ``model.state_dict()``: pass the gathered tensors of a sharded model. Or pass its sharded ones, and as
+    ``whole`` what yields them gathered, in the order of ``stream.ordered(state)``: each is written before the next is asked
+    for. Equal models give equal files.
     """
     model, folder = unwrap(model, "ngpt_core.save"), Path(folder)  # a wrapper renames parameters
     state = model.state_dict() if state is None else state
     _check_same(_empty(model.config).state_dict(), state, "This state belongs to")
-    if split := next((k for k, v in state.items() if hasattr(v, "full_tensor")), None):
+    if whole is None and (split := next((k for k, v in state.items() if hasattr(v, "full_tensor")), None)):
         raise ValueError(f"{split} is sharded: gather every tensor (x.full_tensor(), on all ranks) and pass them as state=.")
     if absent := next((k for k, v in state.items() if v.is_meta), None):
         raise ValueError(f"{absent} is on the meta device and has no values: call to_empty(device=...) and init_weights().")
     _check_dtypes(state, "This model")
-    state = {k: v.detach().cpu().contiguous() for k, v in state.items()}
+    about = {name: (state[name].dtype, tuple(state[name].shape)) for name in stream.ordered(state)}
+    whole = (state[name] for name in about) if whole is None else whole
     _make(folder)
     with new_file(folder / CONFIG) as config, new_file(folder / WEIGHTS) as weights:
-        # only one key: safetensors does not fix the order of several, and equal models must give equal files
-        save_file(state, weights, metadata={"config": _fingerprint(model.config)})
         config.write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
-        files = {CONFIG: seal.entry(config), WEIGHTS: seal.entry(weights)}
+        written = stream.write(weights, about, whole, {"config": _fingerprint(model.config)})
+        files = {CONFIG: seal.entry(config), WEIGHTS: written}
         files = seal.unseal(folder) | files
     seal.seal_folder(folder, files)
     return folder

@@ -63,6 +63,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"LanguageModel takes a ModelConfig, such as ngpt_core.preset('pico'); got {config!r}.")
         self.config = config
         self.stats: dict[str, Any] = {}
+        self.cache_dtype: torch.dtype | None = None  # where it is not that of the weights: in a bf16 run
         self.embedding = Embedding(config)
         self.blocks = nn.ModuleList(Residual(config, BLOCKS[letter](config)) for letter in config.pattern)
         self.norm_weight = None if config.normalized else nn.Parameter(torch.ones(config.d_model))
@@ -156,7 +157,8 @@ class LanguageModel(nn.Module):
     def new_cache(self, batch: int, max_len: int) -> Cache:
         """An empty cache for ``batch`` sequences of up to ``max_len`` tokens, on the device of the weights."""
         w = self.embedding.weight
-        blocks = [block.new_cache(batch, max_len, w.device, w.dtype) for block in self.blocks]  # type: ignore[operator]  # torch: a ModuleList holds any modules
+        dtype = self.cache_dtype or w.dtype
+        blocks = [block.new_cache(batch, max_len, w.device, dtype) for block in self.blocks]  # type: ignore[operator]  # torch: a ModuleList holds any modules
         return Cache(blocks, batch, max_len)
 
     def generate(

@@ -70,8 +70,9 @@ class TrainConfig:
     """Packed corpora or token files to evaluate on. Not given: the held-out split of --data."""
     tokenizer: str | None = None
     """The tokenizer of token files, which do not name it: bytes, a tokenizer.json, a Hugging Face name, or tiktoken:NAME."""
-    verify_data: bool = True
-    """Verify the checksums of all shards before the first step (the ranks share the work)."""
+    verify_data: bool | None = None
+    """Verify the checksums of all shards before the first step (the ranks share the work). Not given: of those that have
+    changed since they were verified, by their size and time of change; a corpus below 1 GiB is always read."""
     seed: int = 0
     """Determines the initial weights, the order of the data, the exploration noise and the samples."""
 
@@ -159,6 +160,8 @@ class TrainConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"--{_flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}.")
+        if not (self.verify_data is None or isinstance(self.verify_data, bool)):
+            raise ValueError(f"verify_data must be true or false; got {self.verify_data!r}.")
         if not self.data:
             raise ValueError("--data needs at least one corpus; leave it out for the embedded one.")
         if self.seed >= 2**63 - 2**32:  # steps are added to it
@@ -261,7 +264,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                 default = getattr(cls, f.name)
                 text += f" (default: {' '.join(default) if many else default})"
             options: dict[str, Any] = {"dest": f.name, "help": text, "default": argparse.SUPPRESS}
-            if convert is bool:
+            if convert is bool or bool in get_args(hints[f.name]):
                 group.add_argument(f"--{_flag(f.name)}", action=argparse.BooleanOptionalAction, **options)
             else:
                 options |= {"nargs": "*" if f.name == "callback" else "+"} if many else {}

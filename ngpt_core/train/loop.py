@@ -85,9 +85,9 @@ def _corpora(run: Run, world: World) -> tuple[list, list]:
     reader = RunFolder(run.folder).tokenizer if run.tokenizer else partial(named_tokenizer, config)
     open_data = partial(open_blend, config.data, vocab_size, run.tokenizer, run.folder, reader=reader)
     corpora = world.first(open_data) or open_data()  # the first rank goes first: it may have to pack a corpus
-    if config.verify_data:
+    if config.verify_data is not False:
         for corpus, _ in corpora:
-            corpus.verify(world.rank, world.size)
+            corpus.verify(world.rank, world.size, everything=config.verify_data is True)
     if not config.val_data:
         return corpora, [c for c in corpora if c[0].has("val")]
     same = corpora[0][0]
@@ -95,9 +95,9 @@ def _corpora(run: Run, world: World) -> tuple[list, list]:
         open_blend, config.val_data, vocab_size, same.manifest["tokenizer"], "--data", "--val-data", same.tokenizer, "val"
     )
     held_out = world.first(open_held_out) or open_held_out()
-    if config.verify_data:
+    if config.verify_data is not False:
         for corpus, _ in held_out:
-            corpus.verify(world.rank, world.size, splits=("val",))
+            corpus.verify(world.rank, world.size, splits=("val",), everything=config.verify_data is True)
     if not all(corpus.has("val") for corpus, _ in held_out):
         raise ValueError("--val-data needs corpora with a held-out split: pack them with --val-fraction above 0.")
     return corpora, held_out

@@ -103,6 +103,11 @@ def whole_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [p for m, n, p in named if isinstance(m, Scale) or n in WHOLE]
 
 
+def gathered(x: Tensor) -> Tensor:
+    """The whole tensor. All ranks call this together if x is sharded."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
 # ---- the model on the grid -------------------------------------------------------------------------------------------
 @dataclass
 class Parallel:
@@ -215,6 +220,7 @@ def _fully_shard(
         for module in model.modules():
             if isinstance(module, Scale) and module is not model.head.s_z:
                 module.register_forward_hook(lambda module, args, value: value.to(torch.bfloat16))
+        model.cache_dtype = dtype
     wrap = partial(
         fully_shard,
         reshard_after_forward=config.reshard,

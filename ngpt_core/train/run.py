@@ -99,7 +99,8 @@ def _resumed(folder: RunFolder, settings: Mapping[str, Any], model_settings: Map
     """The run in the folder with the changes that POLICIES allow, and the checkpoint from which it continues."""
     config, model, planned = folder.config, folder.model, folder.record["steps"]
     scaled = folder.record.get("scaled", config.scaled)  # old runs have it in their config only
-    config = replace(settled(config, model, planned), re_anchor=False)
+    verify_data = config.verify_data and None  # True forced it for one command
+    config = replace(settled(config, model, planned), re_anchor=False, verify_data=verify_data)
     now = {**vars(config), **vars(model), "scaled": scaled, "preset": model.name}
     given = config.with_values(settings)
     asked = {name: getattr(given, name) for name in settings}

@@ -10,17 +10,14 @@ In a file, a part is called NAME@OFFSET. The index is checked before a byte is r
 files must be large enough for their parts.
 """
 
-import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -28,16 +25,12 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from ..files import read_json, write_text
+from ..nn.stream import DTYPES, NAMES, write
 from ..seal import Entry, entry
 
 __all__ = ["INDEX", "Reader", "Writer", "read_index"]
 
 INDEX = "index.json"
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def _done(value: Any) -> Future:
@@ -88,7 +81,7 @@ class Writer(StorageWriter, BlockingAsyncStager):
         for name, x in metadata.state_dict_metadata.items():
             assert isinstance(x, TensorStorageMetadata)
             parts = [[where[name, c.offsets][0], list(c.offsets), list(c.sizes)] for c in x.chunks]
-            tensors[name] = {"dtype": _NAMES[x.properties.dtype], "shape": list(x.size), "parts": parts}
+            tensors[name] = {"dtype": NAMES[x.properties.dtype], "shape": list(x.size), "parts": parts}
         write_text(
             self.folder / INDEX, "{" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in tensors.items()) + "}\n"
         )
@@ -100,33 +93,12 @@ class Writer(StorageWriter, BlockingAsyncStager):
 
 
 def _write(path: Path, items: list[WriteItem], planner: SavePlanner) -> Entry:
-    """Write the parts as a safetensors file, one after the other, hashing them on the way: no second copy is in memory."""
+    """Write the parts as a safetensors file, one after the other: no second copy is in memory."""
     items = sorted(items, key=lambda item: (-_dtype(item).itemsize, item.index.fqn, tuple(item.index.offset or ())))
-    header, end = {}, 0
-    for item in items:
-        shape = item.tensor_data.chunk.sizes  # type: ignore[union-attr]  # checked by write_data
-        begin, end = end, end + _dtype(item).itemsize * math.prod(shape)
-        about = {"dtype": _NAMES[_dtype(item)], "shape": list(shape), "data_offsets": [begin, end]}
-        header[_key(item.index.fqn, item.index.offset or ())] = about
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
-
-    def blocks() -> Iterator[Any]:
-        yield len(text).to_bytes(8, "little")
-        yield text
-        for item in items:
-            x: Tensor = planner.resolve_data(item)  # type: ignore[assignment]  # every item is a tensor
-            yield x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-    digest = hashlib.sha256()
-    with open(path, "wb", buffering=0) as file:
-        for block in blocks():
-            view = memoryview(block).cast("B")
-            digest.update(view)
-            while len(view):
-                view = view[file.write(view) :]
-        os.fsync(file.fileno())
-    return {"bytes": 8 + len(text) + end, "sha256": digest.hexdigest()}
+    shapes = [item.tensor_data.chunk.sizes for item in items]  # type: ignore[union-attr]  # checked by write_data
+    names = [_key(item.index.fqn, item.index.offset or ()) for item in items]
+    parts = (planner.resolve_data(item) for item in items)
+    return write(path, {k: (_dtype(i), n) for k, i, n in zip(names, items, shapes)}, parts)  # type: ignore[arg-type]  # tensors
 
 
 def _dtype(item: WriteItem) -> torch.dtype:
@@ -138,7 +110,7 @@ def read_index(folder: Path, files: dict[str, Entry]) -> dict[str, TensorStorage
     """Every tensor in index.json, with its parts. ValueError if they are not whole."""
     tensors, room = {}, {name: about["bytes"] for name, about in files.items()}
     for name, about in read_json(folder / INDEX).items():
-        dtype, shape, chunks = _DTYPES[about["dtype"]], torch.Size(about["shape"]), []
+        dtype, shape, chunks = DTYPES[about["dtype"]], torch.Size(about["shape"]), []
         for file, offset, sizes in about["parts"]:
             inside = all(0 <= o and 0 <= n and o + n <= d for o, n, d in zip(offset, sizes, shape, strict=True))
             room[file] -= math.prod(sizes) * dtype.itemsize
@@ -192,7 +164,7 @@ class Reader(StorageReader):
                     part = next(p for p in x.chunks if p.offsets == index.offset)
                     key, target = _key(index.fqn, part.offsets), planner.resolve_tensor(item).detach()
                     stored = file.get_slice(key)
-                    if stored.get_shape() != list(part.sizes) or stored.get_dtype() != _NAMES[x.properties.dtype]:
+                    if stored.get_shape() != list(part.sizes) or stored.get_dtype() != NAMES[x.properties.dtype]:
                         raise ValueError(f"{name} has another shape or dtype of {index.fqn} than {INDEX}")
                     rows = tuple(slice(o, o + n) for o, n in zip(item.storage_offsets, item.lengths))
                     target.copy_(stored[rows] if rows else file.get_tensor(key))

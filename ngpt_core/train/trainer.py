@@ -17,14 +17,13 @@ from collections import deque
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from .. import recipe
 from ..data.loader import Loader
 from ..data.tokenizers import stream_text
 from ..files import new_folder
-from ..nn.documents import pack
+from ..nn import stream
 from ..nn.io import save as save_model
 from ..nn.model import LanguageModel
 from ..optim.arriving import Arriving
@@ -36,8 +35,9 @@ from ..seal import Damaged, entry, seal_folder, unseal
 from .checkpoint import Checkpoint, Checkpoints
 from .config import recipe_numbers
 from .evaluate import evaluate
+from .feed import Feed
 from .message import Layout, Message, Step
-from .parallel import initialize, parallelize
+from .parallel import gathered, initialize, parallelize
 from .run import Run, check_belongs
 from .sentinel import Sentinel
 from .trained import write_tokenizer
@@ -73,6 +73,7 @@ class Trainer:
         self.layout = Layout.of(self.model)
         # On a GPU the host reads a step's message when the next step is under way, if the optimizer can skip a step by itself.
         self.late = on_gpu(self.rate["params"][0]) and isinstance(self.optimizer, GatedAdamW)
+        self.feed = Feed(self.loader, self.rows, world.device, ahead=on_gpu(self.rate["params"][0]) and not rehearsing())
         self.unread: deque[Step] = deque()  # the steps whose message has not been read
         self.bad = torch.zeros((), dtype=torch.bool, device=world.device)  # a step since the last checkpoint was not finite
         self.read_at = 0.0  # when the last message was read
@@ -80,18 +81,15 @@ class Trainer:
     def step(self, diagnose: bool = False) -> dict:
         """One optimizer step; ``diagnose`` also collects the optimizer's diagnostics. Returns the step's numbers; if they are
         read late, the dict stays empty until the end of the next step, or ``finish``."""
-        begin, at, device = time.perf_counter(), f"step {self.t + 1}: ", self.world.device
+        begin, at = time.perf_counter(), f"step {self.t + 1}: "
         self.world.at(at + "reading the batch")
-        batch = self.loader.next()
-        targets = self.world.sum(batch.counted.to(device, non_blocking=True)).clamp(min=1)  # in the global batch
-        sums, micro_batches = torch.zeros((), device=device, dtype=torch.float64), batch.split(self.rows)
-        for i, micro in enumerate(micro_batches):
-            self.world.at(f"{at}micro-batch {i + 1}")
-            self.parallel.micro_batch(last=i == len(micro_batches) - 1)
-            x = micro.to(device)
-            packed = bool(micro.documents.any())  # one document per row: plain causal attention is faster
-            documents = pack(micro.documents, device) if packed else None
-            self.model.loss(x.tokens, x.targets, documents, denominator=targets).backward()
+        batch = self.feed.next()
+        targets = self.world.sum(batch.counted).clamp(min=1)  # in the global batch
+        sums = torch.zeros((), device=self.world.device, dtype=torch.float64)
+        for i, x in enumerate(batch.micro_batches, start=1):
+            self.world.at(f"{at}micro-batch {i}")
+            self.parallel.micro_batch(last=i == len(batch.micro_batches))
+            self.model.loss(x.tokens, x.targets, x.documents, denominator=targets).backward()
             stats: dict = self.model.stats
             sums = sums + torch.cat([stats["cross_entropy"][None], stats["balance"][None], *stats["load"]]).double()
         self.world.at(at + "the sums over all ranks")
@@ -284,7 +282,6 @@ class Trainer:
             prompt.to(self.world.device),
             config.sample_tokens,
             temperature=0.8,
-            use_cache=not self.parallel.sharded,
             stop=tokenizer.end_of_text,
             generator=generator,
         )
@@ -300,19 +297,18 @@ class Trainer:
         """Gather the model on the first rank and write it as a safetensors folder. ValueError if it has left the sphere."""
         if not self.parallel.sharded:
             self.model.check()
-        state = {}
-        for name, x in self.model.state_dict().items():
-            x = x.full_tensor() if hasattr(x, "full_tensor") else x
+        state = self.model.state_dict()
+        whole = (gathered(state[name]) for name in stream.ordered(state))  # one at a time, as they are written
+        try:
             if self.world.main:
-                state[name] = x.detach().cpu()
-        if self.world.main:
-            try:
                 with new_folder(self.run.folder / "export") as folder:  # complete, or not there
-                    save_model(self.model, folder, state)
+                    save_model(self.model, folder, state, whole)
                     written = write_tokenizer(self.loader.corpora[0].tokenizer(), folder)
                     seal_folder(folder, unseal(folder) | {name: entry(folder / name) for name in written})
-            except (OSError, SafetensorError) as error:
-                raise ValueError(
-                    f"the model could not be written to {self.run.folder / 'export'}: {error}; resume to try again."
-                ) from None
+        except OSError as error:
+            raise ValueError(
+                f"the model could not be written to {self.run.folder / 'export'}: {error}; resume to try again."
+            ) from None
+        finally:
+            deque(whole, maxlen=0)  # all ranks gather every tensor, those that do not write it too
         self.world.barrier()

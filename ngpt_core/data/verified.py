@@ -1,0 +1,52 @@
+"""Which files of a corpus does this user already know to be whole?
+
+A run that is queued again would read terabytes only to find the same checksums. So what was verified is remembered in the
+user's cache: for each file its path, size and time of change, under the checksum of the corpus. A file for which any of these
+differs is read again. That finds every file that was written to; a disk that changes bits by itself leaves the time as it was,
+and is found by ``ngpt train --verify-data`` and ``ngpt check``, which read everything.
+
+Small corpora are not remembered: they are read in a second.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..files import cache_folder, make_folder, read_json, write_text
+from ..seal import Entry
+
+__all__ = ["LEAST", "remember", "unknown"]
+
+LEAST = 1 << 30  # bytes: below, a corpus is not remembered
+
+
+def _facts(path: Path) -> list[int]:
+    about = path.stat()
+    return [about.st_size, about.st_mtime_ns]
+
+
+def _folder() -> Path:
+    return cache_folder() / "verified"
+
+
+def unknown(folder: Path, checksum: str, files: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Those of the files that have to be read."""
+    known: dict[str, object] = {}
+    for record in sorted(_folder().glob(f"{checksum[:32]}-*.json")):  # one for each rank that has verified some
+        with contextlib.suppress(OSError, ValueError):
+            known |= read_json(record)
+    return {name: e for name, e in files.items() if known.get(str((folder / name).absolute())) != _facts(folder / name)}
+
+
+def remember(folder: Path, checksum: str, files: Mapping[str, Entry], rank: int = 0) -> None:
+    """These files have been verified. (A cache that cannot be written remembers nothing.)"""
+    path = _folder() / f"{checksum[:32]}-{os.uname().nodename if hasattr(os, 'uname') else ''}-{rank}.json"
+    known: dict[str, object] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = read_json(path)
+    with contextlib.suppress(OSError):
+        known |= {str((folder / name).absolute()): _facts(folder / name) for name in files}
+        make_folder(path.parent)
+        write_text(path, json.dumps(known))
