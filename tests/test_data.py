@@ -457,6 +457,10 @@ def test_a_memory_that_was_damaged_is_no_memory(remembered, tmp_path, content):
     for record in (tmp_path / "cache" / "verified").iterdir():
         record.write_text(content)
     assert Corpus(folder).verify(everything=False) == size
+    (tmp_path / "file").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NGPT_CACHE", str(tmp_path / "file"))  # a cache that cannot be
+        assert Corpus(folder).verify(everything=False) == size
 
 
 def test_one_changed_byte_is_found_by_verify(corpus):

@@ -10,7 +10,7 @@ Small corpora are not remembered: they are read in a second.
 
 import contextlib
 import json
-import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,26 +27,22 @@ def _facts(path: Path) -> list[int]:
     return [about.st_size, about.st_mtime_ns]
 
 
-def _folder() -> Path:
-    return cache_folder() / "verified"
-
-
 def unknown(folder: Path, checksum: str, files: Mapping[str, Entry]) -> dict[str, Entry]:
     """Those of the files that have to be read."""
     known: dict[str, object] = {}
-    for record in sorted(_folder().glob(f"{checksum[:32]}-*.json")):  # one for each rank that has verified some
-        with contextlib.suppress(OSError, ValueError):
-            known |= read_json(record)
+    with contextlib.suppress(OSError, ValueError):  # there is no cache
+        for record in sorted((cache_folder() / "verified").glob(f"{checksum[:32]}-*.json")):  # one for each rank
+            with contextlib.suppress(OSError, ValueError):
+                known |= read_json(record)
     return {name: e for name, e in files.items() if known.get(str((folder / name).absolute())) != _facts(folder / name)}
 
 
 def remember(folder: Path, checksum: str, files: Mapping[str, Entry], rank: int = 0) -> None:
     """These files have been verified. (A cache that cannot be written remembers nothing.)"""
-    path = _folder() / f"{checksum[:32]}-{os.uname().nodename if hasattr(os, 'uname') else ''}-{rank}.json"
-    known: dict[str, object] = {}
     with contextlib.suppress(OSError, ValueError):
-        known = read_json(path)
-    with contextlib.suppress(OSError):
-        known |= {str((folder / name).absolute()): _facts(folder / name) for name in files}
+        path = cache_folder() / "verified" / f"{checksum[:32]}-{platform.node()}-{rank}.json"
+        known: dict[str, object] = {}
+        with contextlib.suppress(OSError, ValueError):
+            known = read_json(path)
         make_folder(path.parent)
-        write_text(path, json.dumps(known))
+        write_text(path, json.dumps(known | {str((folder / name).absolute()): _facts(folder / name) for name in files}))
