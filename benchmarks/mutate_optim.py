@@ -52,6 +52,7 @@ TESTS = {name: [f"test_{name}.py", *PLAIN] for name in ("smgc", "pmen", "sphere"
     ],
     "fused": ["test_fused.py", "test_optim_plan.py", *PLAIN],
     "fused_cpu": ["test_fused.py", "test_optim_plan.py"],
+    "simd.h": ["test_fused.py"],
     "fused_triton": ["test_triton.py"],
     "gated_adamw": ["test_optim_plan.py", "test_auto_gate.py", *PLAIN],
     "groups": ["test_auto_gate.py", *PLAIN],
@@ -419,7 +420,14 @@ MUTANTS = [
     ("fused_cpu.cpp", "bound = clip * most(root(v0), all(floor))", "bound = clip * root(v0)"),
     ("fused_cpu.cpp", "root(v1) * root2 + eps_num", "root(v1) * root2"),
     ("fused_cpu.cpp", "whole = d + eps_gate;", "whole = d;"),
-    ("fused_cpu.cpp", "whole = root(d) * root_gate + d;", "whole = root(d) * eps_gate + d;"),
+    ("fused_cpu.cpp", "whole = quick_root(d) * root_gate + d;", "whole = quick_root(d) * eps_gate + d;"),
+    # what is compiled only where there is AVX-512
+    ("simd.h", "better = (x - y * y) * (guess * 0.5f) + y;", "better = y;"),
+    ("simd.h", "better = (x - y * y) * (guess * 0.5f) + y;", "better = (x - y * y) * guess + y;"),
+    ("simd.h", "_mm512_fpclass_ps_mask(v, 0x1E)", "_mm512_fpclass_ps_mask(v, 0x06)"),
+    ("simd.h", "_mm512_fpclass_ps_mask(v, 0x1E)", "_mm512_fpclass_ps_mask(v, 0x18)"),
+    ("simd.h", "return (a - y * least(all(1e38f), b)) * guess + y;", "return y;"),
+    ("simd.h", "y * least(all(1e38f), b)", "y * b"),
     ("fused_cpu.cpp", "one_a(1 - r.a)", "one_a(r.a)"),
     ("fused_cpu.cpp", "scale = -now.noise * now.bc1", "scale = -now.noise"),
     ("fused_cpu.cpp", "scale = -now.noise * now.bc1", "scale = now.noise * now.bc1"),
@@ -509,7 +517,7 @@ def mutants() -> Iterator[tuple[str, str, str]]:
 
 def source(name: str, root: Path = ROOT) -> Path:
     file = name if "." in name else f"{name}.py"
-    return root / "ngpt_core" / (file if name in ("sphere", "checks") else f"optim/{file}")
+    return root / "ngpt_core" / (file if name in ("sphere", "checks", "simd.h") else f"optim/{file}")
 
 
 def copy_project(to: Path) -> None:
