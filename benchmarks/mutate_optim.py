@@ -339,7 +339,7 @@ MUTANTS = [
     ("paths", 'eps_gate=group["eps_gate"] if eps_gate is None', "eps_gate=1e-8 if eps_gate is None"),
     ("paths", 'transport=None if dim is None else group["transport"]', "transport=None"),
     ("paths", "slot.g.dtype, t, sharding", "slot.g.dtype, sharding"),
-    ("paths", "[index.new_full((), slot.key) for slot in bucket]", "[index.new_full((), first.key) for slot in bucket]"),
+    ("paths", "torch.full((), slot.key, dtype", "torch.full((), first.key, dtype"),
     ("paths", "torch.where(mask, value.to(old.dtype), old)", "value"),
     ("paths", "rule._replace(dim=-1)", "rule"),
     ("paths", "x.contiguous().movedim(axis, -1) for x in tensors", "x.contiguous() for x in tensors"),
