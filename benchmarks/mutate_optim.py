@@ -52,6 +52,7 @@ TESTS = {name: [f"test_{name}.py", *PLAIN] for name in ("smgc", "pmen", "sphere"
     ],
     "fused": ["test_fused.py", "test_optim_plan.py", *PLAIN],
     "fused_cpu": ["test_fused.py", "test_optim_plan.py"],
+    "simd.h": ["test_fused.py"],
     "fused_triton": ["test_triton.py"],
     "gated_adamw": ["test_optim_plan.py", "test_auto_gate.py", *PLAIN],
     "groups": ["test_auto_gate.py", *PLAIN],
@@ -90,7 +91,6 @@ EQUIVALENT = {
     "auto_gate._counts: 16 -> 17": "the same",
     "auto_gate._counts: 1 -> 2 (2)": "how many coordinates are counted at a time",
     "auto_gate._counts: 20 -> 21": "the same",
-    "algorithm.update: psi * noise.signs(key, t, index) -> psi / noise.signs(key, t, index)": "the signs are -1 and 1",
     "sphere.cap_angle: torch.atan2(length, along) > max_angle -> torch.atan2(length, along) >= max_angle": "the same",
     "sphere.polar: length > 4 * torch.finfo(uu.dtype).eps * dd.sqrt() -> length >= 4 * torch.finfo(uu.dtype).eps * dd.sqrt()": (
         "exactly at the threshold, which is ours, either answer will do; for no displacement the length is 0 either way"
@@ -130,8 +130,11 @@ MUTANTS = [
     ("algorithm", "gamma = 1 / (1 + (eps_gate / sphere.widen(d)) ** a)", "gamma = 1 / (1 + (eps_gate / sphere.widen(d)))"),
     ("algorithm", "(d / eps_gate) ** (1 - a)", "(d / eps_gate) ** (a - 1)"),
     ("algorithm", "(d / eps_gate) ** (1 - a)", "(d / eps_gate) ** a"),
-    ("algorithm", "denominator = d + eps_gate *", "denominator = d - eps_gate *"),
-    ("algorithm", "torch.where(denominator == 0, 0.0, m_hat / denominator)", "m_hat / denominator"),
+    ("algorithm", "_quotient(m_hat, d + eps_gate *", "_quotient(m_hat, d - eps_gate *"),
+    ("algorithm", "return torch.where(y == 0, 0.0, x / y)", "return x / y"),
+    ("algorithm", "bool(y.amin() > 0):", "bool(y.amax() > 0):"),
+    ("algorithm", "return x if which.all() else y", "return x if not which.all() else y"),
+    ("algorithm", "bool(which.all() == which.any())", "True"),
     ("algorithm", "return 1 - beta**t\n", "return 1 - beta ** (t + 1)\n"),
     ("algorithm", "return 1 - beta**t\n", "return 1.0\n"),
     ("algorithm", "-torch.expm1(t * math.log(beta))", "1 - beta**t"),
@@ -160,11 +163,19 @@ MUTANTS = [
     ("algorithm", "kept = (1 - rule.decay) * w", "kept = (1 + rule.decay) * w"),
     ("algorithm", "torch.where(delta == 0, kept, kept + delta)", "kept + delta"),
     ("algorithm", "delta = delta - rule.decay * w", "delta = delta + rule.decay * w"),
-    ("algorithm", "psi = noise.profile(v.sqrt(), rule.pmen) * due", "psi = noise.profile(v.sqrt(), rule.pmen)"),
-    ("algorithm", "psi = noise.profile(v.sqrt(), rule.pmen) * due", "psi = noise.profile(d, rule.pmen) * due"),
-    ("algorithm", "psi = noise.profile(v.sqrt(), rule.pmen) * due", "psi = noise.profile(v, rule.pmen) * due"),
-    ("algorithm", "delta = delta + size * (psi", "delta = delta - size * (psi"),
-    ("algorithm", "delta = delta + size * (psi", "delta = size * (psi"),
+    ("algorithm", "rule.length, rule.beta1) * due", "rule.length, rule.beta1)"),
+    ("algorithm", 'seen["psi"] = noise.profile(v.sqrt(), rule.pmen) * due', 'seen["psi"] = noise.profile(v, rule.pmen) * due'),
+    ("algorithm", 'seen["psi"] = noise.profile(v.sqrt(), rule.pmen) * due', 'seen["psi"] = noise.profile(v.sqrt(), rule.pmen)'),
+    ("algorithm", "if isinstance(rule.decay, Tensor) or rule.decay:", "if isinstance(rule.decay, Tensor):"),
+    ("algorithm", "if isinstance(rule.decay, Tensor) or rule.decay:", "if not isinstance(rule.decay, Tensor):"),
+    ("pmen", "delta + size * (profile(v.sqrt(), setting)", "delta - size * (profile(v.sqrt(), setting)"),
+    ("pmen", "size * (profile(v.sqrt(), setting) *", "size * (profile(v, setting) *"),
+    ("pmen", "delta[noisy] + size * here", "delta[noisy] - size * here"),
+    ("pmen", "delta[noisy] + size * here", "size * here"),
+    ("pmen", "profile(v[noisy].sqrt(), setting)", "profile(v[noisy], setting)"),
+    ("pmen", "profile(v.amin(-1).sqrt(), setting)", "profile(v.amax(-1).sqrt(), setting)"),
+    ("pmen", "profile(v.amin(-1).sqrt(), setting)", "profile(v.amin(-1), setting)"),
+    ("pmen", 'setting.profile == "step" and not isinstance', "not isinstance"),
     ("algorithm", "rule.pmen, rule.lr, rule.length, rule.beta1)", "rule.pmen, rule.lr, rule.length, rule.beta2)"),
     ("algorithm", "torch.hypot(along, uu.sqrt())", "along"),
     ("algorithm", "> rule.cap) & (length > 0)", "> rule.cap)"),
@@ -175,8 +186,8 @@ MUTANTS = [
     ("algorithm", "stays = (moved == 0) | (ww == 0)", "stays = (moved == 0)"),
     ("algorithm", "| (size == 0) | (size == math.inf)", "| (size == math.inf)"),
     ("algorithm", "| (size == 0) | (size == math.inf)", "| (size == 0)"),
-    ("algorithm", "torch.where(stays, w,", "torch.where(~((moved > 0) & (size > 0)), w,"),
-    ("algorithm", "torch.where(stays, w, new / norm)", "torch.where(stays, w, new)"),
+    ("algorithm", "_where(stays, w,", "_where(~((moved > 0) & (size > 0)), w,"),
+    ("algorithm", "_where(stays, w, new / norm)", "_where(stays, w, new)"),
     ("algorithm", "delta * delta, delta.abs())", "delta * delta, delta)"),
     ("algorithm", "scale = (v / bias_correction(rule.beta2, t)).sqrt()", "scale = v.sqrt()"),
     # transport of the first moment
@@ -328,7 +339,7 @@ MUTANTS = [
     ("paths", 'eps_gate=group["eps_gate"] if eps_gate is None', "eps_gate=1e-8 if eps_gate is None"),
     ("paths", 'transport=None if dim is None else group["transport"]', "transport=None"),
     ("paths", "slot.g.dtype, t, sharding", "slot.g.dtype, sharding"),
-    ("paths", "[index.new_full((), slot.key) for slot in bucket]", "[index.new_full((), first.key) for slot in bucket]"),
+    ("paths", "torch.full((), slot.key, dtype", "torch.full((), first.key, dtype"),
     ("paths", "torch.where(mask, value.to(old.dtype), old)", "value"),
     ("paths", "rule._replace(dim=-1)", "rule"),
     ("paths", "x.contiguous().movedim(axis, -1) for x in tensors", "x.contiguous() for x in tensors"),
@@ -419,7 +430,14 @@ MUTANTS = [
     ("fused_cpu.cpp", "bound = clip * most(root(v0), all(floor))", "bound = clip * root(v0)"),
     ("fused_cpu.cpp", "root(v1) * root2 + eps_num", "root(v1) * root2"),
     ("fused_cpu.cpp", "whole = d + eps_gate;", "whole = d;"),
-    ("fused_cpu.cpp", "whole = root(d) * root_gate + d;", "whole = root(d) * eps_gate + d;"),
+    ("fused_cpu.cpp", "whole = quick_root(d) * root_gate + d;", "whole = quick_root(d) * eps_gate + d;"),
+    # what is compiled only where there is AVX-512
+    ("simd.h", "better = (x - y * y) * (guess * 0.5f) + y;", "better = y;"),
+    ("simd.h", "better = (x - y * y) * (guess * 0.5f) + y;", "better = (x - y * y) * guess + y;"),
+    ("simd.h", "_mm512_fpclass_ps_mask(v, 0x1E)", "_mm512_fpclass_ps_mask(v, 0x06)"),
+    ("simd.h", "_mm512_fpclass_ps_mask(v, 0x1E)", "_mm512_fpclass_ps_mask(v, 0x18)"),
+    ("simd.h", "return (a - y * least(all(1e38f), b)) * guess + y;", "return y;"),
+    ("simd.h", "y * least(all(1e38f), b)", "y * b"),
     ("fused_cpu.cpp", "one_a(1 - r.a)", "one_a(r.a)"),
     ("fused_cpu.cpp", "scale = -now.noise * now.bc1", "scale = -now.noise"),
     ("fused_cpu.cpp", "scale = -now.noise * now.bc1", "scale = now.noise * now.bc1"),
@@ -509,7 +527,7 @@ def mutants() -> Iterator[tuple[str, str, str]]:
 
 def source(name: str, root: Path = ROOT) -> Path:
     file = name if "." in name else f"{name}.py"
-    return root / "ngpt_core" / (file if name in ("sphere", "checks") else f"optim/{file}")
+    return root / "ngpt_core" / (file if name in ("sphere", "checks", "simd.h") else f"optim/{file}")
 
 
 def copy_project(to: Path) -> None:

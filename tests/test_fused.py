@@ -279,6 +279,26 @@ def test_bfloat16_rows_keep_float32_moments_and_agree_to_one_rounding():
     assert not torch.equal(w, other)
 
 
+@pytest.mark.parametrize(("a", "eps_num"), [(0.5, 1e-14), (0.5, 1e-30), (1.0, 1e-14), (1.0, 0.0)])
+def test_the_direction_has_a_few_rounding_errors_at_every_magnitude(a, eps_num):
+    """Of one step from w = 0, where nothing is added to it: moments from 1e-18 to 1e18, and v = 0."""
+    rng = torch.Generator().manual_seed(0)
+    g = torch.randn(100_003, generator=rng).sign() * 10 ** (-18 + 36 * torch.rand(100_003, generator=rng))
+    g[::1000] = 0
+    w = torch.zeros_like(g)
+    m, v = call(w, g, unit=False, lr=1.0, a=a, eps_num=eps_num)
+    d = (v.double() / (1 - 0.975)).sqrt() + eps_num
+    exact = -m.double() / (1 - 0.975) / (d + 1e-8 * (d / 1e-8) ** (1 - a))
+    torch.testing.assert_close(w.double(), exact.nan_to_num(), rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize("a", [0.5, 1.0])
+def test_a_second_moment_that_has_overflowed_stops_its_coordinate(a):
+    w = torch.zeros(40)
+    _, v = call(w, torch.full((40,), 1e30), unit=False, a=a)
+    assert v.isinf().all() and not w.any()
+
+
 @pytest.mark.parametrize("a", [0.5, 1.0, 0.3])
 @pytest.mark.parametrize("tangent", [True, False])
 def test_nan_goes_through_where_nobody_looks(a, tangent):

@@ -164,6 +164,30 @@ def test_the_expert_kernel_is_dispatch_two_products_and_combine(way, E):
 
     inputs = (torch.randn(n, d), torch.rand(n, k), torch.randn(E, ff, d) / 5, torch.randn(E, ff, d) / 5, s_u)
     assert_twins(lambda *a: rows_cpu.experts(*a, order, counts.tolist()), plain, inputs)
+    few = rows_cpu.few_experts(*inputs, chosen)
+    torch.testing.assert_close(few, plain(*(None if x is None else x.double() for x in inputs)).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ngpt", "gpt", "an expert of odd sizes"])
+def test_a_few_tokens_without_gradients_are_the_same_tokens_with_them(kind):
+    torch.manual_seed(0)
+    odd = dict(d_model=21, head_dim=3, n_heads=7, n_kv_heads=7, expert_ff=7, shared_ff=5) if "odd" in kind else {}
+    model = ng.LanguageModel(ng.preset("pico", kind != "gpt", **odd)).eval()
+    x = torch.randint(0, 256, (2, 3))
+    with torch.no_grad():
+        fast = model(x)
+        with fused.plain():
+            slow = model(x)
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fast, model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_the_balance_of_the_load_is_only_computed_where_somebody_may_ask_for_it():
+    layer = ng.LanguageModel(ng.preset("pico")).blocks[1].mixer
+    h = torch.randn(1, 4, layer.router.weight.shape[-1])
+    assert layer(h)[1].balance > 0 and layer.eval()(h)[1].balance > 0
+    with torch.no_grad():
+        assert layer(h)[1].balance == 0 and layer.train()(h)[1].balance > 0
 
 
 def test_a_row_of_zeros_has_the_finite_gradient_of_the_plain_form():

@@ -287,7 +287,7 @@ def test_the_projection_divides_by_the_squared_norm_or_1e_12(norm):
 
 def test_without_a_key_the_noise_is_that_of_key_zero():
     w, index = sphere.unit(torch.randn(3, 5, dtype=F64)), torch.arange(15).reshape(3, 5)
-    noisy, _, _ = one_step(w, torch.zeros_like(w), ng.PMEN(strength=1.0), index=index)
+    noisy, _, _ = one_step(w, torch.zeros_like(w), ng.PMEN(strength=1.0), index=lambda: index)
     torch.testing.assert_close(noisy, sphere.unit(w + 0.1 / math.sqrt(5) * signs(0, 1, index).double()), rtol=0, atol=1e-14)
 
 

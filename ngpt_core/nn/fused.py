@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import native
 from .transforms import transformed
 
-__all__ = ["library", "plain", "pointer", "takes"]
+__all__ = ["infers", "library", "plain", "pointer", "takes"]
 
 _enabled = True
 
@@ -63,6 +63,12 @@ def takes(source: str, *tensors: Tensor | None) -> bool:
         and not transformed()
         and _built(source)
     )
+
+
+def infers(*tensors: Tensor | None) -> bool:
+    """Does nobody ask for gradients here, and no compiler trace this call? Then an operator may keep nothing for later."""
+    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return not grad and not torch.compiler.is_compiling()
 
 
 def pointer(x: Tensor | None) -> int | None:

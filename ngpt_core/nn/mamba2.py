@@ -201,12 +201,6 @@ def inside(
     return y, last, after
 
 
-def _generates(*tensors: Tensor | None) -> bool:
-    """Does nobody ask for gradients here, and no compiler trace this call?"""
-    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    return not grad and not torch.compiler.is_compiling()
-
-
 class Mamba2Cache:
     """What the layer remembers: the last inputs of the convolution [b, K-1, channels] and the state [b, H, P, N] in float32."""
 
@@ -281,7 +275,7 @@ class Mamba2(nn.Module):
             y = mamba2_cpu.inside(*tensors, None if packed is None else packed.ids, *numbers)[0]
         elif cache is None:
             y, _, _ = inside(*tensors, packed, *numbers)
-        elif p.shape[1] == 1 and _generates(*tensors) and fused.takes(mamba2_cpu.SOURCE, *tensors, cache.conv, cache.state):
+        elif p.shape[1] == 1 and fused.infers(*tensors) and fused.takes(mamba2_cpu.SOURCE, *tensors, cache.conv, cache.state):
             y = mamba2_cpu.token(*tensors, *numbers, cache.conv, cache.state)
         else:
             y, conv_inputs, state = inside(*tensors, packed, *numbers, cache.conv.clone(), cache.state)

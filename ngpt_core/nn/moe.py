@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from . import rows_cpu
+from . import fused, rows_cpu
 from .documents import Packed
 from .grouped import combine, dispatch, expert_mm, sort_by_expert
 from .mlp import MLP, relu2
@@ -145,14 +145,18 @@ class MoE(nn.Module):
         y = self.route(x.flatten(0, 1), chosen.flatten(0, 1), weights.flatten(0, 1), total.long()).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
-        return y, Aux(balance_loss(scores, load, self.top_k), total)
+        asked = self.training or torch.is_grad_enabled()
+        return y, Aux(balance_loss(scores, load, self.top_k) if asked else y.new_zeros(()), total)
 
     def route(self, x: Tensor, chosen: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         """Send x [n, d] to its chosen experts [n, k] and sum their outputs with the weights [n, k]."""
-        order, place = sort_by_expert(chosen)
         e = self.experts
         hooked = e._forward_hooks or e._forward_pre_hooks  # they want the module to be called
-        if not hooked and rows_cpu.takes(x, weights, e.up, e.down):
+        own = not hooked and rows_cpu.takes(x, weights, e.up, e.down)
+        if own and len(x) <= rows_cpu.FEW and fused.infers(x, weights, e.up, e.down):
+            return rows_cpu.few_experts(x, weights, e.up, e.down, None if e.s_u is None else e.s_u(), chosen)
+        order, place = sort_by_expert(chosen)
+        if own:
             return rows_cpu.experts(x, weights, e.up, e.down, None if e.s_u is None else e.s_u(), order, counts.tolist())
         y = self.experts(dispatch(x, order, place, self.top_k), counts)
         return combine(y * weights.flatten()[order, None].to(y.dtype), order, place, self.top_k)

@@ -166,4 +166,40 @@ void ngpt_expert_backward(int64_t rows, int64_t d, float* g, const float* u, con
         d_weight[t] = sum(inner);
     }
 }
+
+/* What a few tokens receive from their experts: x [n, d], chosen and weights [n, k], the matrices [E, ff, d]. s [ff] per expert if
+   `own`. One expert of one token at a time, which reads its matrices once; no gradients. */
+void ngpt_few(int64_t n, int64_t k, int64_t d, int64_t ff, int64_t own, const float* x, const int64_t* chosen, const float* weight,
+              const float* up, const float* down, const float* s, float* out) {
+    for (long t = 0; t < n; t++) {
+        const float* y = x + t * d;
+        float* to = out + t * d;
+        std::fill_n(to, d, 0.f);
+        for (long j = t * k; j < (t + 1) * k; j++) {
+            const float *in = up + chosen[j] * ff * d, *back = down + chosen[j] * ff * d, *scale = s ? s + own * chosen[j] * ff : nullptr;
+            for (long f = 0; f < ff; f += 4) {  // four rows at once: four sums that do not wait for each other
+                const long m = std::min(4L, ff - f), r1 = m > 1 ? d : 0, r2 = m > 2 ? 2 * d : 0, r3 = m > 3 ? 3 * d : 0;
+                const float *a = in + f * d, *b = back + f * d;
+                vec sums[4] = {};
+                sweep(d, [&](long i, auto at) {
+                    const vec z = at.get(y + i);
+                    sums[0] += z * at.get(a + i), sums[1] += z * at.get(a + r1 + i);
+                    sums[2] += z * at.get(a + r2 + i), sums[3] += z * at.get(a + r3 + i);
+                });
+                float act[4] = {};
+                for (long l = 0; l < m; l++) {
+                    const float u = scale ? sum(sums[l]) * scale[f + l] : sum(sums[l]), v = u < 0 ? 0 : u;
+                    act[l] = weight[j] * (v * v);
+                }
+                sweep(d, [&](long i, auto at) {
+                    vec z = at.get(to + i) + act[0] * at.get(b + i);
+                    if (m > 1) z += act[1] * at.get(b + r1 + i);
+                    if (m > 2) z += act[2] * at.get(b + r2 + i);
+                    if (m > 3) z += act[3] * at.get(b + r3 + i);
+                    at.put(to + i, z);
+                });
+            }
+        }
+    }
+}
 }

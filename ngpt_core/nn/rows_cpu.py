@@ -2,6 +2,7 @@
 
     step     sphere.step(h, sphere.unit(f), alpha)          norm    F.rms_norm(x, ...), or sphere.unit(x) * scale
     relu2    mlp.relu2(s * u)                                experts  moe.MoE.route: dispatch, two products, combine
+                                                             few_experts  the same for a few tokens, without gradients
 
 The plain form is the function in the right column: the caller chooses with ``takes``. Inside ``torch.compile`` it is always the
 plain form, which the compiler fuses itself. Second derivatives are those of the plain form; ``experts`` has none.
@@ -20,14 +21,14 @@ from torch import Tensor
 from .. import sphere
 from . import fused
 
-__all__ = ["experts", "norm", "relu2", "step", "takes"]
+__all__ = ["experts", "few_experts", "norm", "relu2", "step", "takes"]
 
 SOURCE = str(Path(__file__).with_suffix(".cpp"))
 _TYPES = {"i": ctypes.c_int64, "n": ctypes.c_int32, "f": ctypes.c_float, "p": ctypes.c_void_p}
 _FUNCTIONS = {  # as in rows_cpu.cpp: i int64, n int32, f float, p pointer
     "step_forward": "iipppppn", "step_backward": "iipppppppppn", "norm_forward": "iinfppppn", "norm_backward": "iinppppppn",
     "relu2_forward": "iipppn", "relu2_backward": "iipppppn", "gather": "iippp", "scatter": "iippp",
-    "expert_forward": "iipppp", "expert_backward": "iippppppp",
+    "expert_forward": "iipppp", "expert_backward": "iippppppp", "few": "iiiiippppppp",
 }  # fmt: skip
 
 
@@ -52,13 +53,18 @@ def _gradients(plain: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], 
     return tuple(next(found) if x is not None and x.requires_grad else None for x in inputs)
 
 
+def _step(h: Tensor, f: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    x, y, d = h.contiguous(), f.contiguous(), h.shape[-1]
+    out, norms = torch.empty_like(x), x.new_empty(x.numel() // d, 2)
+    pointers = (t.data_ptr() for t in (x, y, alpha, out, norms))
+    _kernels().ngpt_step_forward(len(norms), d, *pointers, torch.get_num_threads())
+    return out, norms
+
+
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
-        x, y, d = h.contiguous(), f.contiguous(), h.shape[-1]
-        out, norms = torch.empty_like(x), x.new_empty(x.numel() // d, 2)
-        _kernels().ngpt_step_forward(len(norms), d, x.data_ptr(), y.data_ptr(), alpha.data_ptr(), out.data_ptr(),
-                                     norms.data_ptr(), torch.get_num_threads())  # fmt: skip
+        out, norms = _step(h, f, alpha)
         ctx.save_for_backward(h, f, alpha, out, norms)
         return out
 
@@ -76,16 +82,22 @@ class _Step(torch.autograd.Function):
 
 def step(h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
     """Norm(h + alpha (Norm(f) - h)) for h, f [..., d] and alpha [d] (eqs. ATTNnew2, MLPnew2)."""
-    return _Step.apply(h, f, alpha.contiguous())
+    alpha = alpha.contiguous()
+    return _step(h, f, alpha)[0] if fused.infers(h, f, alpha) else _Step.apply(h, f, alpha)
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float | None) -> tuple[Tensor, Tensor]:
+    y, d = x.contiguous(), x.shape[-1]
+    out, norms = torch.empty_like(y), y.new_empty(y.numel() // d)
+    pointers = (t.data_ptr() for t in (y, weight, out, norms))
+    _kernels().ngpt_norm_forward(len(norms), d, eps is not None, eps or 0.0, *pointers, torch.get_num_threads())
+    return out, norms
 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float | None) -> Tensor:
-        y, d = x.contiguous(), x.shape[-1]
-        out, norms = torch.empty_like(y), y.new_empty(y.numel() // d)
-        pointers = (t.data_ptr() for t in (y, weight, out, norms))
-        _kernels().ngpt_norm_forward(len(norms), d, eps is not None, eps or 0.0, *pointers, torch.get_num_threads())
+        out, norms = _norm(x, weight, eps)
         ctx.eps = eps
         ctx.save_for_backward(x, weight, norms)
         return out
@@ -109,17 +121,22 @@ class _Norm(torch.autograd.Function):
 
 def norm(x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
     """RMSNorm of x [..., d] times weight [d]; without eps, Norm(x) times it."""
-    return _Norm.apply(x, weight.contiguous(), eps)
+    weight = weight.contiguous()
+    return _norm(x, weight, eps)[0] if fused.infers(x, weight) else _Norm.apply(x, weight, eps)
+
+
+def _relu2(u: Tensor) -> Tensor:
+    x = u.contiguous()
+    out, d = torch.empty_like(x), x.shape[-1]
+    _kernels().ngpt_relu2_forward(x.numel() // d, d, x.data_ptr(), None, out.data_ptr(), torch.get_num_threads())
+    return out
 
 
 class _Relu2(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor) -> Tensor:
-        x = u.contiguous()
-        out, d = torch.empty_like(x), x.shape[-1]
-        _kernels().ngpt_relu2_forward(x.numel() // d, d, x.data_ptr(), None, out.data_ptr(), torch.get_num_threads())
         ctx.save_for_backward(u)
-        return out
+        return _relu2(u)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -135,7 +152,7 @@ class _Relu2(torch.autograd.Function):
 
 def relu2(u: Tensor) -> Tensor:
     """relu(u)^2."""
-    return _Relu2.apply(u)
+    return _relu2(u) if fused.infers(u) else _Relu2.apply(u)
 
 
 class _Experts(torch.autograd.Function):
@@ -206,3 +223,15 @@ def experts(
         return x * 0.0
     s_u = None if s_u is None else s_u.contiguous()
     return _Experts.apply(x, weights, up.contiguous(), down.contiguous(), s_u, order, counts)
+
+
+FEW = 8  # tokens: with more, experts are chosen more than once, and a product of matrices reads each of them only once
+
+
+def few_experts(x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, chosen: Tensor) -> Tensor:
+    """``experts`` without gradients for a few tokens, as in generation, which needs no sorting: chosen [n, k]."""
+    (n, k), (_, ff, d) = weights.shape, up.shape
+    tensors = [None if t is None else t.contiguous() for t in (x, chosen, weights, up, down, s_u)]
+    out, own = x.new_empty(n, d), s_u is not None and s_u.ndim == 2
+    _kernels().ngpt_few(n, k, d, ff, own, *(fused.pointer(t) for t in (*tensors, out)))
+    return out

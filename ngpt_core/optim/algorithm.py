@@ -16,7 +16,7 @@ Symbols (section 2.3, Algorithm 1):
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from .. import sphere
 from ..checks import LEAST_DIVISOR, is_within
+from ..rehearsal import has_values
 from . import pmen as noise
 from .pmen import PMEN
 from .smgc import SMGC, clipped
@@ -80,8 +81,29 @@ def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float | Tensor) -> Tenso
     denominator is zero too, but v = 0 means that no gradient was ever seen (or only
     gradients with squares below the precision), so the direction is zero.
     """
-    denominator = d + eps_gate * (d / eps_gate) ** (1 - a)  # app. A
-    return torch.where(denominator == 0, 0.0, m_hat / denominator)
+    return _quotient(m_hat, d + eps_gate * (d / eps_gate) ** (1 - a))  # app. A
+
+
+# torch's operations on booleans take as long as ten others. On a CPU, where a look at the numbers is free, they are left out
+# when there is nothing to decide. No bit changes.
+
+
+def _quotient(x: Tensor, y: Tensor) -> Tensor:
+    """x / y for y >= 0, and 0 where y is 0."""
+    # ngpt_core only: begin
+    if has_values(y) and y.numel() and bool(y.amin() > 0):
+        return x / y
+    # ngpt_core only: end
+    return torch.where(y == 0, 0.0, x / y)
+
+
+def _where(which: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x for the vectors ``which``, y for the others."""
+    # ngpt_core only: begin
+    if has_values(which) and which.numel() and bool(which.all() == which.any()):
+        return x if which.all() else y
+    # ngpt_core only: end
+    return torch.where(which, x, y)
 
 
 def bias_correction(beta: float, t: int | Tensor) -> float | Tensor:
@@ -174,13 +196,13 @@ def update(
     t: int | Tensor,
     rule: Rule,
     key: int | Tensor = 0,
-    index: Tensor | None = None,
+    index: Callable[[], Tensor] | None = None,
     seen: dict[str, Tensor] | None = None,
 ) -> Update:
     """(w, m, v) after step t.
 
-    Asks for sums over whole vectors (see above). ``key`` and ``index`` (positions of the
-    coordinates in the full tensor) are PMEN's; ``seen``, if given, collects the
+    Asks for sums over whole vectors (see above). ``key`` and ``index`` (a function that makes
+    the positions of the coordinates in the full tensor) are PMEN's; ``seen``, if given, collects the
     diagnostics. A tensor t is a counter on the device: what depends on it is then masked,
     not branched on.
     """
@@ -210,13 +232,14 @@ def update(
         # adding a zero would turn -0.0 into 0.0
         return torch.where(delta == 0, kept, kept + delta), m, v
 
-    delta = delta - rule.decay * w  # alg. 1, line 10, the decay
-    psi = None
+    if isinstance(rule.decay, Tensor) or rule.decay:
+        delta = delta - rule.decay * w  # alg. 1, line 10, the decay
     if rule.pmen is not None and (isinstance(due := rule.pmen.due(t), Tensor) or due):
         assert index is not None  # where there is noise, there are positions
-        psi = noise.profile(v.sqrt(), rule.pmen) * due
-        size = noise.amplitude(rule.pmen, rule.lr, rule.length, rule.beta1)
-        delta = delta + size * (psi * noise.signs(key, t, index))  # app. D
+        if seen is not None:
+            seen["psi"] = noise.profile(v.sqrt(), rule.pmen) * due
+        size = noise.amplitude(rule.pmen, rule.lr, rule.length, rule.beta1) * due
+        delta = noise.add(delta, size, v, rule.pmen, key, t, index)  # app. D
 
     wd, dd, moved = yield _sums(rule.dim, w * delta, delta * delta, delta.abs())
     u = sphere.project(delta, w, wd, ww, torch.finfo(w.dtype).tiny)
@@ -227,17 +250,17 @@ def update(
     over = torch.zeros_like(length, dtype=torch.bool)
     if rule.cap is not None:
         over = (torch.atan2(length, along) > rule.cap) & (length > 0)  # section 2.3, ASC
-        new = torch.where(over, sphere.turn(w, u, ww, length, rule.cap), new)
+        new = _where(over, sphere.turn(w, u, ww, length, rule.cap), new)
         norm = torch.where(over, 1.0, norm)  # such a point has unit length already
     if seen is not None:
         phi = torch.atan2(length, along)
         phi = phi if rule.cap is None else torch.where(over, rule.cap, phi)
-        seen |= {"capped": over, "angle": phi} | ({} if psi is None else {"psi": psi})
+        seen |= {"capped": over, "angle": phi}
     # Norm, the retraction. A vector that did not move keeps its bits: normalizing again
     # would change the last ones. A zero vector has no sphere; a candidate of zero, or one
     # beyond the range, no direction: they stay. (nan equals nothing, and goes on.)
     stays = (moved == 0) | (ww == 0) | (size == 0) | (size == math.inf)
-    new = torch.where(stays, w, new / norm)
+    new = _where(stays, w, new / norm)
     if rule.transport is not None:
         wm, nm, wn = yield _sums(rule.dim, w * m, new * m, w * new)
         m = torch.where(stays & (rule.transport == "parallel"), m, carried(m, w, new, wm, nm, wn, ww, rule.transport))

@@ -147,16 +147,16 @@ template <Gate gate> struct Moments {
         at.store(m, m1);
         at.store(v, v1);
         least_v = least(least_v, v1);
-        vec d = root(v1) * root2 + eps_num, whole;  // alg. 1, lines 7 and 8; app. A: d + eps_gate (d / eps_gate)^(1-a)
+        vec d = quick_root(v1) * root2 + eps_num, whole;  // alg. 1, lines 7 and 8; app. A: d + eps_gate (d / eps_gate)^(1-a)
         if constexpr (gate == ONE) {
             whole = d + eps_gate;
         } else if constexpr (gate == HALF) {
-            whole = root(d) * root_gate + d;
+            whole = quick_root(d) * root_gate + d;
         } else {
             whole = power(d * (1 / eps_gate), one_a) * eps_gate + d;
         }
         if constexpr (gate == POWER) return whole != 0 ? m1 / whole : vec{};  // at d = 0 the limit; NaN goes on
-        return m1 / whole;
+        return quick_quotient(m1, whole);
     }
 };
 

@@ -222,6 +222,7 @@ def step_group(index: int, group: dict, routes: Routes, mask: Tensor | None, pro
 
 _SHARE = 1 / 32  # of the group's largest tensor: ``update`` makes some two dozen temporaries of what it is given
 _LEAST, _ELSEWHERE = 1 << 14, 1 << 20  # coordinates, on the CPU and elsewhere: below, the calls cost more than the work
+_CACHED = 1 << 16  # coordinates, on the CPU: above, the temporaries no longer fit into its cache
 
 
 def _batches(group: dict, slots: list[Slot], together: bool) -> Iterator[list[list[Slot]]]:
@@ -235,8 +236,8 @@ def _batches(group: dict, slots: list[Slot], together: bool) -> Iterator[list[li
     def extent(slot: Slot) -> list[int]:
         return [slot.p.shape[i] if dim is not None and i == dim % slot.p.ndim else n for i, n in enumerate(slot.w.shape)]
 
-    least = _LEAST if on_cpu(slots[0].w) else _ELSEWHERE
-    budget = max(least, int(_SHARE * max(math.prod(extent(slot)) for slot in slots)))
+    share = int(_SHARE * max(math.prod(extent(slot)) for slot in slots))
+    budget = max(_LEAST, min(share, _CACHED)) if on_cpu(slots[0].w) else max(_ELSEWHERE, share)
     buckets: dict[object, list[list[Slot]]] = defaultdict(list)
     for slot in slots:
         for region in regions(extent(slot), dim, budget):
@@ -296,16 +297,18 @@ def _update(bucket: list[Slot], rule: Rule, seen: dict[str, Tensor] | None) -> U
 
     column = (-1, *(1,) * first.p.ndim)
     t = first.t
-    key: int | Tensor = 0
-    index: Tensor | None = None
+    key: int | Tensor = first.key
     if many and isinstance(t, Tensor):
         t = torch.stack([slot.step for slot in bucket]).reshape(column)  # slot.t is slot.step there
-    if rule.pmen is not None:
-        places = [sharding.global_index(slot.p, slot.region) for slot in bucket]
-        index = stack(places)
+    if many and rule.pmen is not None:
         # filled on the device: a copy from the host would make it wait, and cannot be captured
-        key = torch.stack([index.new_full((), slot.key) for slot in bucket]).reshape(column) if many else first.key
+        keys = [torch.full((), slot.key, dtype=torch.int64, device=slot.w.device) for slot in bucket]
+        key = torch.stack(keys).reshape(column)
     w, g, m, v = (stack([getattr(slot, x) for slot in bucket]).to(first.m.dtype) for x in ("w", "g", "m", "v"))
+
+    def index() -> Tensor:
+        return stack([sharding.global_index(slot.p, slot.region) for slot in bucket])
+
     return update(w, -g if rule.maximize else g, m, v, t, rule, key, index, seen)
 
 

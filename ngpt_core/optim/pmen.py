@@ -13,6 +13,7 @@ Symbols (appendix D):
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -24,8 +25,9 @@ import torch
 from torch import Tensor
 
 from ..checks import LEAST_DIVISOR, is_count, is_within
+from ..rehearsal import has_values
 
-__all__ = ["PMEN", "amplitude", "key", "profile", "signs"]
+__all__ = ["PMEN", "add", "amplitude", "key", "profile", "signs"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,31 @@ def amplitude(setting: PMEN, lr: float | Tensor, length: int, beta1: float) -> f
 def key(seed: int, name: str) -> int:
     """The 32-bit key of one parameter's noise."""
     return int.from_bytes(blake2b(f"{seed}/{name}".encode(), digest_size=4).digest(), "little")
+
+
+def add(
+    delta: Tensor,
+    size: float | Tensor,
+    v: Tensor,
+    setting: PMEN,
+    key: int | Tensor,
+    t: int | Tensor,
+    index: Callable[[], Tensor],
+) -> Tensor:
+    """delta + size * psi(sqrt(v)) * xi, with vectors in the last dimension; ``index()`` makes the coordinates' positions.
+
+    On a CPU the step profile acts only on the vectors with some noise, and most have none: psi does not increase, so a vector's
+    largest psi is that of its smallest v.
+    """
+    # ngpt_core only: begin
+    if has_values(v) and setting.profile == "step" and not isinstance(key, Tensor) and v.numel():
+        noisy = profile(v.amin(-1).sqrt(), setting) > 0
+        if not noisy.any():
+            return delta
+        here = profile(v[noisy].sqrt(), setting) * signs(key, t, index()[noisy])
+        return delta.index_put((noisy,), delta[noisy] + size * here)
+    # ngpt_core only: end
+    return delta + size * (profile(v.sqrt(), setting) * signs(key, t, index()))  # app. D
 
 
 _32 = 0xFFFFFFFF

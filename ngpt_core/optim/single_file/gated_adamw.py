@@ -190,6 +190,23 @@ def key(seed: int, name: str) -> int:
     return int.from_bytes(blake2b(f"{seed}/{name}".encode(), digest_size=4).digest(), "little")
 
 
+def add(
+    delta: Tensor,
+    size: float | Tensor,
+    v: Tensor,
+    setting: PMEN,
+    key: int | Tensor,
+    t: int | Tensor,
+    index: Callable[[], Tensor],
+) -> Tensor:
+    """delta + size * psi(sqrt(v)) * xi, with vectors in the last dimension; ``index()`` makes the coordinates' positions.
+
+    On a CPU the step profile acts only on the vectors with some noise, and most have none: psi does not increase, so a vector's
+    largest psi is that of its smallest v.
+    """
+    return delta + size * (profile(v.sqrt(), setting) * signs(key, t, index()))  # app. D
+
+
 _32 = 0xFFFFFFFF
 
 
@@ -268,8 +285,17 @@ def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float | Tensor) -> Tenso
     denominator is zero too, but v = 0 means that no gradient was ever seen (or only
     gradients with squares below the precision), so the direction is zero.
     """
-    denominator = d + eps_gate * (d / eps_gate) ** (1 - a)  # app. A
-    return torch.where(denominator == 0, 0.0, m_hat / denominator)
+    return _quotient(m_hat, d + eps_gate * (d / eps_gate) ** (1 - a))  # app. A
+
+
+def _quotient(x: Tensor, y: Tensor) -> Tensor:
+    """x / y for y >= 0, and 0 where y is 0."""
+    return torch.where(y == 0, 0.0, x / y)
+
+
+def _where(which: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x for the vectors ``which``, y for the others."""
+    return torch.where(which, x, y)
 
 
 def bias_correction(beta: float, t: int | Tensor) -> float | Tensor:
@@ -331,13 +357,13 @@ def update(
     t: int | Tensor,
     rule: Rule,
     key: int | Tensor = 0,
-    index: Tensor | None = None,
+    index: Callable[[], Tensor] | None = None,
     seen: dict[str, Tensor] | None = None,
 ) -> Update:
     """(w, m, v) after step t.
 
-    Asks for sums over whole vectors (see above). ``key`` and ``index`` (positions of the
-    coordinates in the full tensor) are PMEN's; ``seen``, if given, collects the
+    Asks for sums over whole vectors (see above). ``key`` and ``index`` (a function that makes
+    the positions of the coordinates in the full tensor) are PMEN's; ``seen``, if given, collects the
     diagnostics. A tensor t is a counter on the device: what depends on it is then masked,
     not branched on.
     """
@@ -367,13 +393,14 @@ def update(
         # adding a zero would turn -0.0 into 0.0
         return torch.where(delta == 0, kept, kept + delta), m, v
 
-    delta = delta - rule.decay * w  # alg. 1, line 10, the decay
-    psi = None
+    if isinstance(rule.decay, Tensor) or rule.decay:
+        delta = delta - rule.decay * w  # alg. 1, line 10, the decay
     if rule.pmen is not None and (isinstance(due := rule.pmen.due(t), Tensor) or due):
         assert index is not None  # where there is noise, there are positions
-        psi = profile(v.sqrt(), rule.pmen) * due
-        size = amplitude(rule.pmen, rule.lr, rule.length, rule.beta1)
-        delta = delta + size * (psi * signs(key, t, index))  # app. D
+        if seen is not None:
+            seen["psi"] = profile(v.sqrt(), rule.pmen) * due
+        size = amplitude(rule.pmen, rule.lr, rule.length, rule.beta1) * due
+        delta = add(delta, size, v, rule.pmen, key, t, index)  # app. D
 
     wd, dd, moved = yield _sums(rule.dim, w * delta, delta * delta, delta.abs())
     u = project(delta, w, wd, ww, torch.finfo(w.dtype).tiny)
@@ -384,17 +411,17 @@ def update(
     over = torch.zeros_like(length, dtype=torch.bool)
     if rule.cap is not None:
         over = (torch.atan2(length, along) > rule.cap) & (length > 0)  # section 2.3, ASC
-        new = torch.where(over, turn(w, u, ww, length, rule.cap), new)
+        new = _where(over, turn(w, u, ww, length, rule.cap), new)
         norm = torch.where(over, 1.0, norm)  # such a point has unit length already
     if seen is not None:
         phi = torch.atan2(length, along)
         phi = phi if rule.cap is None else torch.where(over, rule.cap, phi)
-        seen |= {"capped": over, "angle": phi} | ({} if psi is None else {"psi": psi})
+        seen |= {"capped": over, "angle": phi}
     # Norm, the retraction. A vector that did not move keeps its bits: normalizing again
     # would change the last ones. A zero vector has no sphere; a candidate of zero, or one
     # beyond the range, no direction: they stay. (nan equals nothing, and goes on.)
     stays = (moved == 0) | (ww == 0) | (size == 0) | (size == math.inf)
-    new = torch.where(stays, w, new / norm)
+    new = _where(stays, w, new / norm)
     if rule.transport is not None:
         wm, nm, wn = yield _sums(rule.dim, w * m, new * m, w * new)
         m = torch.where(stays & (rule.transport == "parallel"), m, carried(m, w, new, wm, nm, wn, ww, rule.transport))
@@ -503,7 +530,7 @@ class GatedAdamW(torch.optim.Optimizer):
             lr=group["lr"], decay=group["lr"] * group["weight_decay"], beta1=group["betas"][0], beta2=group["betas"][1],
             eps_gate=group["eps_gate"], eps_num=group["eps_num"], a=group["a"], smgc=group["smgc"], tangent=group["tangent"],
         )  # fmt: skip
-        noise, place, p_grad = 0, None, p.grad
+        noise, p_grad = 0, p.grad
         assert p_grad is not None
         w, g, m, v = (x.to(state["exp_avg"].dtype) for x in (p, p_grad, state["exp_avg"], state["exp_avg_sq"]))
         if dim is not None:  # vectors last
@@ -511,7 +538,10 @@ class GatedAdamW(torch.optim.Optimizer):
             w, g, m, v = (x.movedim(dim, -1) for x in (w, g, m, v))
             if group["pmen"] is not None:  # the noise of a coordinate follows from its position
                 rule, noise = rule._replace(pmen=group["pmen"]), key(group["pmen"].seed, name)
-                place = torch.arange(p.numel(), device=p.device).view_as(p).movedim(dim, -1)
-        found = run(update(w, g, m, v, int(state["step"]), rule, noise, place))
+
+        def places() -> Tensor:
+            return torch.arange(p.numel(), device=p.device).view_as(p).movedim(dim, -1)
+
+        found = run(update(w, g, m, v, int(state["step"]), rule, noise, places))
         for old, new in zip((p, state["exp_avg"], state["exp_avg_sq"]), found):
             old.copy_(new if dim is None else new.movedim(-1, dim))

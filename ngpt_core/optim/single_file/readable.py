@@ -95,7 +95,7 @@ class GatedAdamW(torch.optim.Optimizer):
             lr=group["lr"], decay=group["lr"] * group["weight_decay"], beta1=group["betas"][0], beta2=group["betas"][1],
             eps_gate=group["eps_gate"], eps_num=group["eps_num"], a=group["a"], smgc=group["smgc"], tangent=group["tangent"],
         )  # fmt: skip
-        noise, place, p_grad = 0, None, p.grad
+        noise, p_grad = 0, p.grad
         assert p_grad is not None
         w, g, m, v = (x.to(state["exp_avg"].dtype) for x in (p, p_grad, state["exp_avg"], state["exp_avg_sq"]))
         if dim is not None:  # vectors last
@@ -103,7 +103,10 @@ class GatedAdamW(torch.optim.Optimizer):
             w, g, m, v = (x.movedim(dim, -1) for x in (w, g, m, v))
             if group["pmen"] is not None:  # the noise of a coordinate follows from its position
                 rule, noise = rule._replace(pmen=group["pmen"]), pmen_key(group["pmen"].seed, name)
-                place = torch.arange(p.numel(), device=p.device).view_as(p).movedim(dim, -1)
-        found = run(update(w, g, m, v, int(state["step"]), rule, noise, place))
+
+        def places() -> Tensor:
+            return torch.arange(p.numel(), device=p.device).view_as(p).movedim(dim, -1)
+
+        found = run(update(w, g, m, v, int(state["step"]), rule, noise, places))
         for old, new in zip((p, state["exp_avg"], state["exp_avg_sq"]), found):
             old.copy_(new if dim is None else new.movedim(-1, dim))
