@@ -131,6 +131,11 @@ def test_nothing_is_wider_than_the_screen_and_everything_has_a_name(browser, pag
     assert names == ["Play", "Save this frame as PNG", "Save the animation as GIF"]
     assert browser.find(".ngm")[0].accessible_name.startswith("Animation: ")
     assert sum(s.is_displayed() for s in browser.find(".ngm-picture > svg")) == 1
+    shifts = """const done = arguments[0], add = (list) => list.getEntries().forEach(e => { sum += e.value; });
+        let sum = 0;
+        new PerformanceObserver(add).observe({type: 'layout-shift', buffered: true});
+        setTimeout(() => done(sum), 100);"""
+    assert browser.driver.execute_async_script(shifts) < 0.01, "the place of the controls is reserved"
 
 
 # ---- playing ---------------------------------------------------------------------------------------------------------
@@ -331,4 +336,7 @@ def test_a_page_says_what_it_is_where_it_is_shared(site):
     text = (site / "09_whole_recipe.html").read_text(encoding="utf-8")
     for name in ('property="og:title"', 'property="og:description"', 'name="description"', 'property="og:site_name"'):
         assert text.count(name) == 1
+    assert 'property="og:site_name" content="Training nGPT"' in text
     assert (site / "_static" / "race.png").exists()
+    index = (site / "index.html").read_text(encoding="utf-8")
+    assert 'content="0; url=intro.html"' in index and 'property="og:title" content="Training nGPT"' in index

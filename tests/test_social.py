@@ -37,6 +37,8 @@ def test_the_description_is_the_first_real_paragraph_cut_after_a_word():
         "One line that is long enough to describe a page."
     )
     assert social.description(document("Short.")) == ""
+    cited = "Everything else is in the paper [1], as this long sentence says."
+    assert social.description(document(cited)) == cited.replace(" [1]", "")
 
 
 def test_tags_are_escaped_and_have_a_picture_only_with_a_full_address():

@@ -77,9 +77,8 @@ function start(element) {
     set(svg, { width: canvas.width, height: canvas.height, style: `color:${ink}` });
     return async (at) => {
       drawFrame(svg, data, at);
-      const image = new Image();
-      image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(svg))}`;
-      await image.decode();
+      const image = new Image(), address = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(svg))}`;
+      await new Promise((done, failed) => Object.assign(image, { onload: done, onerror: () => failed(new Error("the picture cannot be drawn")), src: address }));
       context.fillStyle = behind;
       context.fillRect(0, 0, canvas.width, canvas.height);
       context.drawImage(image, 0, 0);

@@ -2,11 +2,13 @@
 
 The description is the page's first paragraph; search engines show it too. A picture needs a full address: ``html_baseurl`` if
 it is set, otherwise that of GitHub Pages if the repository is on GitHub (address.py). Without either there is no picture, and
-the other tags stay. ``motion/card.py`` makes the picture.
+the other tags stay. ``motion/card.py`` makes the picture. index.html only leads to the first page and
+has the tags of that one.
 """
 
 import html
 import re
+from pathlib import Path
 from urllib.parse import urlparse
 
 from docutils import nodes
@@ -19,6 +21,7 @@ __all__ = ["base_url", "description", "setup", "tags"]
 CARD, SIZE = "_static/race.png", (1200, 630)
 ALT = "Held-out loss of GPT and nGPT against the text that they have read: nGPT is ahead."
 LONGEST = 200  # characters of a description
+TAG = re.compile(r'<meta (?:name="(?:description|twitter:card)"|property="og:)[^>]*>')
 
 
 def base_url(configured: str, repository: str) -> str:
@@ -39,7 +42,7 @@ def base_url(configured: str, repository: str) -> str:
 def description(doctree: nodes.document) -> str:
     """The first paragraph, cut after a word."""
     for paragraph in doctree.findall(nodes.paragraph):
-        words = re.sub(r"\s+", " ", paragraph.astext()).strip()
+        words = re.sub(r"\s+", " ", re.sub(r"\s\[\d+\]", "", paragraph.astext())).strip()  # without citations
         if len(words) > 40:
             words = words.removeprefix("Where we stand. ")
             return words if len(words) <= LONGEST else words[: LONGEST - 1].rsplit(" ", 1)[0].rstrip(",;:") + "…"
@@ -48,7 +51,7 @@ def description(doctree: nodes.document) -> str:
 
 def tags(title: str, about: str, site: str, base: str, page: str) -> str:
     """The tags of a page, as HTML."""
-    named = {"description": about, "twitter:card": "summary_large_image"}
+    named = {"description": about, "twitter:card": "summary_large_image" if base else "summary"}
     graph = {"og:type": "article", "og:site_name": site, "og:title": title, "og:description": about}
     if base:
         width, height = SIZE
@@ -64,10 +67,23 @@ def add(app: Sphinx, pagename: str, templatename: str, context: dict, doctree: n
         return
     title = re.sub(r"<[^>]*>", "", html.unescape(context.get("title", "")))
     base = base_url(app.config.html_baseurl, app.config.ngpt_repository)
-    found = tags(title, description(doctree), app.config.project, base, pagename)
+    found = tags(title, description(doctree), app.config.html_title, base, pagename)
     context["metatags"] = context.get("metatags", "") + "\n" + found
+
+
+def lead(app: Sphinx, error: Exception | None) -> None:
+    """Write index.html, which a shared address of the whole site asks for, with the tags of the first page."""
+    first, index = Path(app.outdir) / f"{app.config.root_doc}.html", Path(app.outdir) / "index.html"
+    if error is None and first != index and first.exists():
+        found = "\n".join(TAG.findall(first.read_text(encoding="utf-8")))
+        refresh = f'<meta http-equiv="Refresh" content="0; url={first.name}" />'
+        head = (
+            f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8" />\n<title>{html.escape(app.config.html_title)}</title>'
+        )
+        index.write_text(f"{head}\n{found}\n{refresh}\n</html>\n", encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict:
     app.connect("html-page-context", add)
+    app.connect("build-finished", lead, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
