@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sphinx", reason='needs the book: pip install "ngpt-core[book]"')
-from ngpt_book.sphinx.address import PICTURE, address, is_real, main, normalized, write, written
+from ngpt_book.sphinx.address import PICTURES, address, is_real, main, normalized, write, written
 
 ROOT = Path(__file__).parent.parent
 FILES = ("README.md", "pyproject.toml", "_config.yml", "CITATION.cff")
@@ -61,7 +61,7 @@ def test_one_command_writes_the_address_everywhere_and_back(tmp_path):
     assert len(changed) == len(list((tmp_path / "book").glob("*.ipynb"))) + 3
     assert written(tmp_path) == new
     assert [p for p in before if placeholder in p.read_text()] == []
-    assert f"]({new}/raw/main/{PICTURE})" in (tmp_path / "README.md").read_text()
+    assert all(f"]({new}/raw/main/{picture})" in (tmp_path / "README.md").read_text() for picture in PICTURES)
     for path in (tmp_path / "book").glob("*.ipynb"):
         cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
         assert f'git+{new}"' in "".join(cells[0]["source"])

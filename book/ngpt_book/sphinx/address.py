@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 ROOT = Path(__file__).parents[3]
-PICTURE = "book/_assets/walk.svg"  # the README's, which a package index shows only by its full address
+PICTURES = ("book/_assets/walk.svg", "book/_assets/race.png")  # the README's; a package index needs their full addresses
 
 
 def normalized(url: str) -> str:
@@ -61,7 +61,7 @@ def written(root: Path = ROOT) -> str:
 def write(url: str, root: Path = ROOT) -> list[Path]:
     """Replace the address that the files contain by ``url``; returns the files that changed."""
     old, new = written(root), normalized(url)
-    raw = f"{new}/raw/main/{PICTURE}" if is_real(new) else PICTURE
+    raw = f"{new}/raw/main/" if is_real(new) else ""
     changed = []
     files = [root / name for name in ("README.md", "pyproject.toml", "_config.yml", "CITATION.cff")]
     for path in [*files, *sorted((root / "book").glob("*.ipynb"))]:
@@ -76,7 +76,8 @@ def write(url: str, root: Path = ROOT) -> list[Path]:
         else:
             text = text.replace(old, new)
             if path.name == "README.md":
-                text = re.sub(rf"\]\([^()\s]*{re.escape(PICTURE)}\)", f"]({raw})", text)
+                for picture in PICTURES:
+                    text = re.sub(rf"\]\([^()\s]*{re.escape(picture)}\)", f"]({raw}{picture})", text)
         if text != before:
             path.write_text(text, encoding="utf-8")
             changed.append(path)

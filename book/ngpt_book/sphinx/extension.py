@@ -7,11 +7,13 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
 2. puts a hash of both packages into the path of the execution cache, which otherwise depends only on the notebooks' code and
    would serve stale results of changed functions;
 3. serves plotly.js and MathJax from the installed packages, each only on pages that use it, one copy of ``explorer.js`` in
-   place of the copies inside the outputs, and the script and the weights of the models in the page (``live``);
+   place of the copies inside the outputs, the script and the weights of the models in the page (``live``), and the script and
+   the style sheet of the animations (``motion``);
 4. drops the scripts of live kernels (thebe, widgets), which would come from other hosts;
 5. finds the repository's address (``address.py``) and builds the Colab buttons from it;
 6. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
-7. loads ``api.py``, which builds the reference from the docstrings, and ``architecture.py``, which names places in the source.
+7. loads ``api.py``, which builds the reference from the docstrings, ``architecture.py``, which names places in the source, and
+   ``social.py``, which says what a page shows where its address is shared.
 """
 
 import hashlib
@@ -32,6 +34,7 @@ import ngpt_core
 
 from .. import live
 from ..explorer import page
+from ..motion import animation
 from . import address
 
 PACKAGES = (Path(ngpt_core.__file__).parent, Path(__file__).parents[1])
@@ -78,15 +81,17 @@ def copy_files(app: Sphinx) -> None:
         copy_asset(str(mathjax / part), str(target if (mathjax / part).is_dir() else target.parent))
     (static / "ngx.js").write_text(page.script(book=True), encoding="utf-8")
     (static / "live.js").write_text(live.page.script(), encoding="utf-8")
+    (static / "motion.js").write_text(animation.script(), encoding="utf-8")
+    (static / "motion.css").write_text(animation.style(), encoding="utf-8")
     (static / "live").mkdir(exist_ok=True)
     for name, text in live.pack.scripts():
         (static / "live" / name).write_text(text, encoding="ascii")
 
 
 def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
-    """Remove the script copies from the outputs, and mark the page, so that it loads ngx.js or live.js once."""
+    """Remove the script copies from the outputs, and mark the page, so that it loads ngx.js, live.js or motion.js once."""
     for node in doctree.findall(nodes.raw):
-        for name, bundle in (("ngx", page.BUNDLE), ("ngl", live.page.BUNDLE)):
+        for name, bundle in (("ngx", page.BUNDLE), ("ngl", live.page.BUNDLE), ("ngm", animation.BUNDLE)):
             if f'class="{name}"' in node.astext():
                 text = bundle.sub("", node.astext())
                 node.children = [nodes.Text(text)]
@@ -142,6 +147,9 @@ def page_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, d
         app.add_js_file("ngx.js", loading_method="defer", priority=901)
     if app.env.metadata.get(pagename, {}).get("ngl"):
         app.add_js_file("live.js", loading_method="defer", priority=901)
+    if app.env.metadata.get(pagename, {}).get("ngm"):
+        app.add_css_file("motion.css")
+        app.add_js_file("motion.js", loading_method="defer", priority=902)
 
 
 def colab_url(repository: str, branch: str, path: str) -> str:
@@ -169,6 +177,7 @@ def colab_button(app: Sphinx, pagename: str, templatename: str, context: dict, d
 def setup(app: Sphinx) -> dict:
     app.setup_extension("ngpt_book.sphinx.api")
     app.setup_extension("ngpt_book.sphinx.architecture")
+    app.setup_extension("ngpt_book.sphinx.social")
     app.add_config_value("ngpt_repository", "", "html")
     app.connect("config-inited", configure, priority=100)
     app.connect("builder-inited", copy_files)
