@@ -6,6 +6,7 @@ the tests are skipped, or fail where NGPT_REQUIRE_BROWSER=1 says that it must be
 """
 
 import functools
+import gzip
 import http.server
 import json
 import os
@@ -27,7 +28,7 @@ from selenium.webdriver import ActionChains, Keys
 from ngpt_book import Explorer, Slider
 from ngpt_book.explorer import page
 from ngpt_book.explorer.svg.space import Space
-from ngpt_book.sphinx import extension
+from ngpt_book.sphinx import plotly_part
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,7 @@ def toc() -> list[str]:
 
 PAGES = toc()
 
+ALIVE = "e.dataset.state === 'live' && e.querySelector('.ngx-plot')._fullLayout && e.querySelector('.ngx-plot svg')"
 SEEN = """return [...document.querySelectorAll('.ngx')].map(e => ['.ngx-still svg', '.ngx-plot', '.ngx-panel']
     .map(css => e.querySelector(css)).map(x => !!x && x.getClientRects().length > 0))"""
 PLACES = "return [...document.querySelectorAll('.ngx-row input')].map(e => e.value)"
@@ -117,11 +119,9 @@ class Browser:
         """Load a page (again, even if only its hash differs) and wait until everything on it is drawn."""
         self.driver.get("about:blank")
         self.driver.get(url)
-        self.wait(
-            "return document.readyState === 'complete' && [...document.querySelectorAll('.ngx')].every("
-            "e => e.dataset.state === 'live' && e.querySelector('.ngx-plot')._fullLayout && e.querySelector('.ngx-plot svg'))",
-            30,
-        )
+        self.wait("return document.readyState === 'complete'", 30)
+        self.js("window.ngptLazy?.wake()")  # all, wherever they are: a reader would have to come near
+        self.wait(f"return [...document.querySelectorAll('.ngx')].every(e => {ALIVE})", 60)
 
     def wait(self, script: str, seconds: float = 10, *arguments):
         end = time.monotonic() + seconds
@@ -145,7 +145,7 @@ class Browser:
         """A hash of all that the figure shows: its data, and the texts and shapes of its layout."""
         return self.js(
             """const plot = arguments[0].querySelector(".ngx-plot"), all = JSON.stringify(
-                 [plot.data, plot.layout.annotations, plot.layout.shapes, plot.layout.title],
+                 [plot.data.filter(t => t.meta !== 'ghost'), plot.layout.annotations, plot.layout.shapes, plot.layout.title],
                  (k, v) => ArrayBuffer.isView(v) ? [...v] : v);
                let hash = 0;
                for (let i = 0; i < all.length; i++) hash = (hash * 31 + all.charCodeAt(i)) | 0;
@@ -209,7 +209,8 @@ def test_a_page_is_quiet_and_asks_nobody_else(browser, address, chapter):
     assert browser.errors() == []
     assert browser.js("return !document.querySelector('.ngx-bundle, script[src*=thebe], script[src*=embed-amd]')")
     if browser.js("return !!document.querySelector('.math')"):
-        browser.wait("return !!document.querySelector('mjx-container')")  # MathJax came from the site itself
+        formulas = "document.querySelectorAll('.math mjx-container mjx-assistive-mml math').length"
+        assert browser.js(f"return {formulas} === document.querySelectorAll('.math').length")
 
 
 def test_every_slider_and_figure_has_a_name_for_those_who_listen(browser, chapter):
@@ -219,7 +220,7 @@ def test_every_slider_and_figure_has_a_name_for_those_who_listen(browser, chapte
         assert slider.accessible_name.strip() and slider.aria_role == "slider"
         assert slider.get_attribute("aria-valuetext")
     for plot in browser.find(".ngx-plot"):
-        assert plot.get_attribute("aria-label").strip()
+        assert plot.accessible_name.strip()
 
 
 def test_on_paper_there_is_a_still_picture(browser, chapter):
@@ -386,6 +387,43 @@ def test_the_words_that_were_searched_are_marked_on_the_page(browser, address):
     assert not browser.errors()
 
 
+# ---- a light page ----------------------------------------------------------------------------------------------------
+BUDGET = 1e6  # bytes with gzip, before the reader does anything
+SHIFTS = """window.shifts = []; new PerformanceObserver((list) => list.getEntries().forEach((e) =>
+    shifts.push([e.value, e.sources.map((s) => s.node?.className || s.node?.nodeName || "?").join()])))
+    .observe({ type: "layout-shift", buffered: true });"""
+
+
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_a_page_is_light_and_stands_still(browser, site, address, page_of_the_book, device):
+    """What crosses the wire before the first touch, and how much moves while it loads and while the reader scrolls."""
+    getattr(browser, device)()
+    script = browser.cdp("Page.addScriptToEvaluateOnNewDocument", source=SHIFTS)["identifier"]
+    try:
+        browser.driver.get(f"{address}/{page_of_the_book}.html")
+        browser.wait("return document.readyState === 'complete'", 30)
+        browser.wait("return ![...document.querySelectorAll('[data-state=waiting]')].length", 60)
+        urls = {url.split("?")[0] for url in browser.requests()}
+        files = [site / url.removeprefix(f"{address}/") for url in urls]
+        weight = sum(len(gzip.compress(file.read_bytes(), 6)) for file in files if file.is_file())
+        assert weight < BUDGET, f"{page_of_the_book}: {weight / 1e3:.0f} kB"
+        names = {file.name for file in files}
+        assert not names & {"plotly.min.js", "fontawesome.js", "tex-chtml.js", "searchindex.js", "fa-solid-900.woff2"}
+        down = "const before = scrollY; scrollBy({top: innerHeight * 0.9, behavior: 'instant'}); return scrollY > before + 1"
+        while browser.js(down):
+            browser.settled()
+        browser.wait("return ![...document.querySelectorAll('[data-state=waiting]')].length", 60)
+        shifts = browser.js("return window.shifts")
+        assert sum(value for value, _ in shifts) < 0.1, shifts
+    finally:
+        browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page_of_the_book(request) -> str:
+    return request.param
+
+
 # ---- explorer.js itself, on a page of our own ------------------------------------------------------------------------
 
 
@@ -407,11 +445,12 @@ def bench(browser, tmp_path_factory) -> Explorer:
     params = {"turns": Slider((1, 3, 3), label="n"), "height": Slider((0.5, 2, 4), default=0.5), "kind": ["smooth", "square"]}
     explorers = [Explorer(spiral, params, spiral_figure) for _ in range(2)]
     folder = tmp_path_factory.mktemp("bench")
-    shutil.copy(extension.PLOTLY, folder)
+    shutil.copy(plotly_part.SOURCE, folder)
     body = "".join(e.to_html() for e in explorers)
     body += page.Picture(go.Figure(go.Scatter(y=np.arange(40.0) ** 2)), "a parabola").to_html()
     body = re.sub(r"https://cdn\.plot\.ly/plotly-[\d.]+\.min\.js", "plotly.min.js", body)
     head = '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">'
+    head += '<meta name="viewport" content="width=device-width">'
     (folder / "bench.html").write_text(f"{head}<body>{body}</body>")
     browser.desktop()
     browser.open((folder / "bench.html").as_uri())
@@ -447,7 +486,8 @@ def test_without_webgl_a_scene_is_drawn_as_its_camera_sees_it(browser, bench):
         slider.send_keys(Keys.END)
         _changes(plot, picture, "without WebGL, a slider")
         assert "WebGL" in browser.find(".ngx > .ngx-caption")[0].text and not browser.errors()
-        data = browser.js("return document.querySelector('.ngx-plot').data.map(t => [t.type, t.mode, t.x, t.y])")
+        traces = "document.querySelector('.ngx-plot').data.filter(t => t.meta !== 'ghost')"
+        data = browser.js(f"return {traces}.map(t => [t.type, t.mode, t.x, t.y])")
     finally:
         browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
     assert [kind[:2] for kind in data] == [["scatter", "lines"]] * 2
@@ -493,3 +533,71 @@ def test_numbers_are_written_as_python_writes_them(browser, bench):
     for spec in (".2f", ".0f", ".3g", ".5g", ".1e", ".1%", ",.0f", ",.2f", "+.2f", "+.3g", "d", ",d"):
         got = browser.js("return arguments[0].map(v => window.ngx.format(v, arguments[1]))", numbers, spec)
         assert got == [format(int(v) if spec.endswith("d") else float(v), spec) for v in numbers], spec
+
+
+def test_what_was_before_stays_as_a_ghost(browser, bench):
+    explorer, (slider, *_) = browser.find(".ngx")[0], browser.find(".ngx-row input")
+    data = "return document.querySelector('.ngx-plot').data.map(t => [t.meta || '', t.x && [...t.x].join()])"
+    browser.find(".ngx-reset", explorer)[0].click()
+    browser.settled()
+    before = [x for _, x in browser.js(data)]
+    slider.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)  # a run of keys is one move
+    browser.settled()
+    (_, now), _surface, (mark, then) = browser.js(data)
+    assert mark == "ghost" and then == before[0] != now
+    assert browser.find(".ngx-ghost", explorer)[0].text.startswith("dotted: n = 2")
+    browser.find(".ngx-reset", explorer)[0].click()
+    browser.settled()
+    assert [mark for mark, _ in browser.js(data)] == ["", ""] and not browser.find(".ngx-ghost", explorer)[0].text
+
+
+def test_a_figure_can_be_kept_as_a_file(browser, bench, tmp_path):
+    browser.cdp("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    for form, start in (("png", b"\x89PNG"), ("svg", b"<svg")):
+        browser.find(f".ngx-save [data-format={form}]")[2].click()  # the parabola
+        end = time.monotonic() + 20
+        while not (found := list(tmp_path.glob(f"*.{form}"))):
+            assert time.monotonic() < end, f"no {form} arrived"
+            time.sleep(0.1)
+        time.sleep(0.2)
+        assert found[0].read_bytes().startswith(start)
+    assert "a parabola" in found[0].read_text()  # with its caption
+
+
+def test_a_swipe_over_a_scene_scrolls_the_page_until_a_tap_hands_it_over(browser, bench):
+    """With the browser's own touch events: a finger that moves 150 pixels up moves the page; after a tap it turns the scene."""
+    url = browser.driver.current_url.split("#")[0]
+    browser.phone()
+    browser.cdp("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=1)
+    try:
+        browser.open(url)
+        scene = browser.find(".ngx-plot")[0]
+        browser.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", scene)
+        browser.settled()
+        middle = "const r = arguments[0].getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]"
+        eye = "return Object.values(arguments[0]._fullLayout.scene._scene.getCamera().eye).map(v => v.toFixed(3)).join()"
+        where, looked = browser.js("return scrollY"), browser.js(eye, scene)
+
+        def swipe(dx: int, dy: int) -> None:
+            x, y = browser.js(middle, scene)
+            browser.cdp("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+            for i in range(1, 11):
+                points = [{"x": x + dx * i / 10, "y": y + dy * i / 10}]
+                browser.cdp("Input.dispatchTouchEvent", type="touchMove", touchPoints=points)
+                time.sleep(0.02)
+            browser.cdp("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+            time.sleep(0.5)
+
+        swipe(0, -150)
+        scrolled = browser.js("return scrollY") - where
+        assert scrolled > 100 and browser.js(eye, scene) == looked, scrolled
+        browser.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", scene)
+        browser.settled()
+        swipe(0, 0)  # a tap
+        where = browser.js("return scrollY")
+        swipe(60, -150)  # now the scene takes it, as it would have taken the first one
+        assert browser.js(eye, scene) != looked and browser.js("return scrollY") == where
+        assert browser.errors() == []
+    finally:
+        browser.cdp("Emulation.setTouchEmulationEnabled", enabled=False)
+        browser.desktop()

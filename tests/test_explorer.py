@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 import re
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,10 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import ngpt_core as ng
-from ngpt_book import COLORS, Explorer, Slider, show
+from ngpt_book import COLORS, Explorer, Slider, lazy, show
 from ngpt_book.explorer import binding, page, widget
 from ngpt_book.explorer.grid import LEVELS, pack
-from ngpt_book.sphinx import extension
+from ngpt_book.sphinx import extension, light, mathematics, plotly_part
 
 
 def wave(alpha, theta):
@@ -285,7 +287,7 @@ def test_texts_of_sliders_are_texts_and_no_markup_and_each_showing_has_its_own_i
     e = Explorer(lambda kind: {"y": [len(kind), 1.0], "gap": math.nan}, {"kind": ["a", bold]}, go.Figure(go.Scatter()),
                  readout="it is {kind}, {gap:d}", bind={"0.y": "y"})  # fmt: skip
     text = e.to_html()
-    caption = re.search(r'class="ngx-caption">(.*?)</p>', text)[1]
+    caption = re.search(r'class="ngx-setting">(.*?)</p>', text)[1]
     assert "&lt;b&gt;1&lt;/b&gt;" in caption and bold not in caption and "–" in caption  # the default is the second
     assert re.search(r'class="ngx" id="([\w-]+)"', text)[1] != re.search(r'class="ngx" id="([\w-]+)"', e.to_html())[1]
 
@@ -420,9 +422,60 @@ def test_the_execution_cache_changes_with_the_package(tmp_path, monkeypatch):
 def test_the_bundle_of_an_output_is_found_whole(explorer):
     text = explorer.to_html()
     assert "cdn.plot.ly" in text  # Colab and VS Code need it
-    bare = page.BUNDLE.sub("", text)
+    bare = lazy.bundles("ngx").sub("", text)
     assert "cdn" not in re.sub(r'"data":"[^"]*"', "", bare) and "Plotly" not in bare and bare.endswith("</script></div>")
-    assert "cdn.plot.ly" not in page.script(book=True)
+    assert "cdn.plot.ly" not in page.PART.script(book=True)
+
+
+def test_plotly_is_cut_to_the_traces_that_are_asked_for():
+    whole = plotly_part.SOURCE.read_text(encoding="utf-8")
+    kinds = re.compile(r'moduleType:"trace",name:"(\w+)"')
+    assert len(set(kinds.findall(whole))) > 40
+    for name, traces in plotly_part.BUNDLES.items():
+        part = plotly_part.bundle(name)
+        assert set(kinds.findall(part)) == set(traces) and len(part) < len(whole) / 2.5
+        assert part.startswith(whole[:500]) and part.endswith(whole[-200:])
+    with pytest.raises(ValueError, match="no trace candles"):
+        plotly_part.cut(whole, ("scatter", "candles"))
+    with pytest.raises(ValueError, match="wrapper of its modules"):
+        plotly_part.cut("var Plotly = {};", ("scatter",))
+
+
+def test_every_figure_of_the_book_finds_its_traces_in_the_bundle():
+    drawn = set()
+    for notebook in (extension.PACKAGES[1].parent).glob("*.ipynb"):
+        for spec in re.findall(r'class=\\"ngx-spec\\">(.*?)</script>', notebook.read_text(encoding="utf-8")):
+            traces = json.loads(json.loads(f'"{spec}"'))["data"]
+            drawn |= {trace["type"] for trace in traces}
+    assert drawn and drawn <= {*plotly_part.FLAT, *plotly_part.SOLID}
+
+
+@pytest.mark.skipif(not find_spec("py_mini_racer"), reason="formulas are rendered with mini-racer, which is not installed")
+def test_a_formula_is_html_with_mathml_beside_it():
+    drawn = mathematics.render(r"\alpha_A \ge \tfrac12")
+    assert drawn.startswith("<mjx-container") and "mjx-c1D6FC" in drawn and "<mi>&#x3B1;</mi>" in drawn
+    with pytest.raises(ValueError, match="MathJax does not understand"):
+        mathematics.render(r"\frac{1")
+    style = mathematics.style()
+    short = light.characters(style, {"1D6FC"})
+    assert ".mjx-c1D6FC" in short and len(short) < len(style) / 5 and short.count("@font-face") == style.count("@font-face")
+    assert "mjx-container" in mathematics.in_outputs(r'<b><span class="math">\(x &lt; 1\)</span></b>')
+
+
+def test_icons_are_cut_out_of_the_installed_font_awesome():
+    style = light.icons({"bars", "no-such-icon"})
+    assert ".fa-bars { --icon: url(" in style and "no-such-icon" not in style and "--pst-icon-download" in style
+    assert len(style) < 40_000
+    assert ".note::after { content: url(" in light.icons(set(), ['.note::after {color: red; content: "\\f303"; top: 0}'])
+
+
+def test_figures_are_numbered_by_chapter():
+    app = SimpleNamespace(env=SimpleNamespace(toc_secnumbers={"05_gate": {"": (5,)}}))
+    block = '<div><span class="ngpt-number"></span> words</div>'
+    for docname, wanted in (("05_gate", ["Figure 5.1.", "Figure 5.2."]), ("intro", ["Figure 1.", "Figure 2."])):
+        tree = nodes.container("", nodes.raw("", block, format="html"), nodes.raw("", block, format="html"))
+        extension.number_figures(app, tree, docname)
+        assert re.findall(r"Figure [\d.]+", "".join(n.astext() for n in tree.findall(nodes.raw))) == wanted
 
 
 def test_colab_links_are_made_from_the_repository_address():

@@ -6,7 +6,6 @@ window.addEventListener("load", async () => {
   const terms = (localStorage.getItem("sphinx_highlight_terms") || "").split(" ").filter(Boolean);
   localStorage.removeItem("sphinx_highlight_terms");
   if (!terms.length) return;
-  await window.MathJax?.startup?.promise; // a mark inside a formula's source would spoil it
   const texts = document.querySelectorAll(".bd-article :is(h1, h2, h3, h4, p, li, dt, th, td)");
   for (const term of terms) for (const text of texts) _highlightText(text, term, "highlighted");
   const first = document.querySelector(".bd-article .highlighted");
@@ -24,7 +23,7 @@ document.addEventListener("DOMContentLoaded", () => {
   Search.htmlToText = (html, anchor) => {
     const page = new DOMParser().parseFromString(html, "text/html");
     page.querySelectorAll(".headerlink, script, style, details, .ngx, div.math").forEach((part) => part.remove());
-    page.querySelectorAll("span.math").forEach((formula) => (formula.textContent = plain(formula.textContent)));
+    page.querySelectorAll("span.math").forEach((formula) => (formula.textContent = plain(formula.dataset.tex ?? formula.textContent)));
     page.querySelectorAll("dt, dd").forEach((part) => part.append(" "));
     const part = (anchor && page.getElementById(anchor.slice(1))) || page.querySelector(".bd-article") || page.body;
     return part.textContent.replace(/\s+/g, " ");

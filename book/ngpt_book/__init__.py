@@ -6,6 +6,7 @@ explorer/    a figure with sliders that works on a page without a kernel      fi
 data/        stored results, each beside the script that makes it             sphinx/    the extension that builds the site
 live/        a trained nGPT and its GPT twin that run in a page       motion/    training animations: play, pause, scrub, save
 theme.py     colors and the plotly template                                   exercises.py   checks the reader's answers
+lazy.py      code that loads when a figure comes into view (lazy.js)
 source.py    which module imports which, and where a name is defined
 """
 

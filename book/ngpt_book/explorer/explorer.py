@@ -246,14 +246,15 @@ class Explorer:
             for key, p in self.params.items()
         ]
         named = binding.escaped(self.text_values(self.defaults, self._first))
-        caption = [f"{p.label or html.escape(key)} = {html.escape(p.texts[p.index])}" for key, p in self.params.items()]
+        setting = [f"{p.label or html.escape(key)} = {html.escape(p.texts[p.index])}" for key, p in self.params.items()]
+        readout = [binding.fill(parts, named) for parts in self.readout]
         return page.block(
             ident,
             spec,
             still=to_svg(self.figure(), self.alt),
-            caption=" · ".join([*caption, *(binding.fill(parts, named) for parts in self.readout)]),
+            setting=" · ".join([*setting, *readout]),
             alt=self.alt or f"Figure of {self.name} that follows the sliders below it",
-            panel=page.panel(ident, self.params, len(self.readout)),
+            panel=page.panel(ident, self.params, readout),
         )
 
     def widget(self):

@@ -2,8 +2,9 @@
 
 A drawing is one ``<div class="ngx">``: a still picture (SVG, for paper and browsers without JavaScript), a place for plotly,
 the sliders of an Explorer, and a JSON specification. ``explorer.js`` finds such blocks and makes them interactive. Every output
-contains a copy of it, so that Colab, VS Code and nbconvert work (plotly.js then comes from its CDN). The book's Sphinx
-extension removes the copies and serves one, and one plotly.js, from the site itself.
+brings a copy of it, so that Colab, VS Code and nbconvert work (plotly.js then comes from its CDN). In the book one copy, and a
+small plotly.js, load from the site itself when a drawing comes into view (``lazy.py``). Until then there is the still
+picture, in a box of the drawing's size.
 
 ``show(figure, alt="...")`` does the same for a figure without sliders.
 """
@@ -11,10 +12,8 @@ extension removes the copies and serves one, and one plotly.js, from the site it
 import hashlib
 import html
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +21,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs_version
 
+from .. import lazy
 from ..theme import TEMPLATE, styled
 from . import binding
 from .grid import pack
@@ -30,7 +30,10 @@ from .svg import to_svg
 
 HERE = Path(__file__).parent
 SHORT = 24  # a still array up to this length is written out, a longer one is packed
-BUNDLE = re.compile(r'<script class="ngx-bundle">.*?</script>', re.DOTALL)
+SOURCES = ("grid.js", "text.js", "paint.js", "scene.js", "ghost.js", "save.js", "touch.js", "explorer.js")
+MOST_CHOICES = 8  # drawn as buttons
+NARROW = 340  # the height on a phone of a figure that does not choose its own: paint.js
+SOLIDS = {"scatter3d", "surface"}
 
 _seen: Counter[str] = Counter()
 
@@ -99,45 +102,68 @@ def _put(tree: dict, path: binding.Path, leaf) -> None:
         tree[path[-1]] = leaf
 
 
-@cache
-def script(book: bool = False) -> str:
-    """explorer.js with its style sheet and the template; in the book it never loads plotly.js from another host."""
-    settings = {
-        "css": (HERE / "explorer.css").read_text(),
-        "template": TEMPLATE.to_plotly_json(),
-        "plotly": None if book else f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js",
-    }
-    source = (HERE / "explorer.js").read_text().replace("NGX_SETTINGS", _json(settings), 1)
-    return re.sub(r"^\s*(//.*)?\n", "", source, flags=re.MULTILINE) if not book else source
+def _settings(book: bool) -> dict:
+    """For the scripts: the template, and where plotly.js is. The book has its own and asks no other host."""
+    whole = f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js"
+    return {"template": TEMPLATE.to_plotly_json(), "plotly": None if book else whole}
 
 
-def panel(ident: str, params: Mapping[str, Slider], readouts: int) -> str:
-    """The sliders, hidden until they work: native range inputs, each connected to its label and the text of its value."""
+PART = lazy.Part("ngx", tuple(HERE / name for name in SOURCES), HERE / "explorer.css", _settings)
+
+
+def panel(ident: str, params: Mapping[str, Slider], readout: Sequence[str]) -> str:
+    """The sliders, which wait until the drawing follows them: native range inputs, each connected to its label and the text of
+    its value; a choice among a few words has buttons, and the input behind them is hidden."""
     rows = []
     for i, (name, p) in enumerate(params.items()):
         about = f'<span class="ngx-about">{html.escape(p.about)}</span>' if p.about else ""
         tied, shown, symbol = f"{ident}-{i}", html.escape(p.texts[p.index]), p.label or html.escape(name)
+        buttons = _buttons(p, f"{name} {p.about}".strip()) if _is_choice(p) else ""
+        hidden = " hidden" if buttons else ""
         rows.append(
-            f'<div class="ngx-row"><label for="{tied}"><span class="ngx-symbol">{symbol}</span>{about}</label>'
-            f'<input type="range" id="{tied}" min="0" max="{len(p.values) - 1}" step="1" value="{p.index}" '
-            f'aria-valuetext="{shown}" autocomplete="off"><output for="{tied}">{shown}</output></div>'
+            f'<div class="ngx-row"><label for="{tied}"><span class="ngx-symbol">{symbol}</span>{about}</label>{buttons}'
+            f'<input type="range" id="{tied}" min="0" max="{len(p.values) - 1}" step="1" value="{p.index}"{hidden} '
+            f'data-symbol="{html.escape(symbol)}" aria-valuetext="{shown}" autocomplete="off">'
+            f'<output for="{tied}"{hidden}>{shown}</output></div>'
         )
-    text = '<span class="ngx-told"></span>' * readouts
+    texts = "".join(f'<span class="ngx-told">{text}</span>' for text in readout)
     return (
-        f'<div class="ngx-panel" hidden>{"".join(rows)}<div class="ngx-foot">'
-        f'<div class="ngx-readout" role="status">{text}</div><button type="button" class="ngx-reset">Reset</button></div></div>'
+        f'<div class="ngx-panel" inert>{"".join(rows)}<div class="ngx-foot">'
+        f'<div class="ngx-readout" role="status">{texts}</div>'
+        '<div class="ngx-ghost"></div><button type="button" class="ngx-reset">Reset</button></div></div>'
     )
 
 
-def block(ident: str, spec: dict, *, still: str, alt: str, caption: str = "", panel: str = "") -> str:
-    """The whole drawing as HTML."""
-    kind = "explorer" if panel else "picture"
-    under = f'<p class="ngx-caption">{caption}</p>' if caption else ""
+def _is_choice(p: Slider) -> bool:
+    return len(p.values) <= MOST_CHOICES and any(isinstance(value, str) for value in p.values)
+
+
+def _buttons(p: Slider, name: str) -> str:
+    buttons = "".join(
+        f'<button type="button" role="radio" aria-checked="{"true" if i == p.index else "false"}">{html.escape(text)}</button>'
+        for i, text in enumerate(p.texts)
+    )
+    return f'<div class="ngx-choices" role="radiogroup" aria-label="{html.escape(name)}">{buttons}</div>'
+
+
+def block(ident: str, spec: dict, *, still: str, alt: str, setting: str = "", panel: str = "") -> str:
+    """The whole drawing as HTML. ``setting``: what the still picture shows, for paper and pages without scripts."""
+    kind, key = ("explorer", html.escape(spec["key"])) if panel else ("picture", "figure")
+    solid = "solid" if SOLIDS & {trace.get("type") for trace in spec["data"]} else "flat"
+    height = spec["layout"].get("height") or TEMPLATE.layout.height
+    narrow = spec["layout"].get("height") or NARROW
+    under = f'<p class="ngx-setting">{setting}</p>' if setting else ""
+    keep = "".join(
+        f'<button type="button" data-format="{form}" aria-label="Save the figure as {form.upper()}">{form.upper()}</button>'
+        for form in ("png", "svg")
+    )
     return (
-        f'<div class="ngx" id="{ident}" data-kind="{kind}"><div class="ngx-still">{still}{under}</div>'
-        f'<div class="ngx-plot" role="img" aria-label="{html.escape(alt)}" hidden></div>{panel}'
-        f'<script type="application/json" class="ngx-spec">{_json(spec)}</script></div>'
-        f'<script class="ngx-bundle">{script()}</script>'
+        f'<div class="ngx" id="{ident}" role="figure" aria-labelledby="{ident}-words" data-kind="{kind}" data-key="{key}" '
+        f'data-plotly="{solid}" style="--tall:{height:g}px;--narrow:{narrow:g}px"><div class="ngx-box">'
+        f'<div class="ngx-still">{still}</div><div class="ngx-plot" role="img" aria-label="{html.escape(alt)}"></div></div>'
+        f'{under}{panel}<div class="ngx-caption"><span class="ngpt-number"></span> '
+        f'<span class="ngx-words" id="{ident}-words">{html.escape(alt)}</span> <span class="ngx-save">{keep}</span></div>'
+        f'<script type="application/json" class="ngx-spec">{_json(spec)}</script></div>{PART.bundle()}'
     )
 
 

@@ -1,4 +1,4 @@
-"""What does the book's site need beyond Jupyter Book, so that it loads nothing from other hosts?
+"""What does the book's site need beyond Jupyter Book, so that it is light and loads nothing from other hosts?
 
 A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book --config _config.yml`` is enough. It
 
@@ -6,21 +6,23 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
    all: NGPT_BOOK_EXECUTE = cache (the default), force, or off (pages from the stored outputs);
 2. puts a hash of both packages into the path of the execution cache, which otherwise depends only on the notebooks' code and
    would serve stale results of changed functions;
-3. serves plotly.js and MathJax from the installed packages, each only on pages that use it, one copy of ``explorer.js`` in
-   place of the copies inside the outputs, the script and the weights of the models in the page (``live``), and the script and
-   the style sheet of the animations (``motion``);
-4. drops the scripts of live kernels (thebe, widgets), which would come from other hosts;
-5. finds the repository's address (``address.py``) and builds the Colab buttons from it;
-6. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
-7. loads ``api.py``, which builds the reference from the docstrings, ``architecture.py``, which names places in the source, and
+3. takes the scripts out of the outputs and serves one copy, which loads when a figure comes into view (``../lazy.py``), with
+   the part of the installed plotly.js that figures need (``plotly_part.py``); the models in the page (``live``) and the
+   animations (``motion``) have a script each, on the pages that show them;
+4. draws formulas while it builds (``mathematics.py``), and leaves out what the theme loads without need (``light.py``);
+5. numbers the figures, chapter by chapter;
+6. drops the scripts of live kernels (thebe, widgets), which would come from other hosts;
+7. finds the repository's address (``address.py``) and builds the Colab buttons from it;
+8. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
+9. loads ``api.py``, which builds the reference from the docstrings, ``architecture.py``, which names places in the source, and
    ``social.py``, which says what a page shows where its address is shared.
 """
 
 import hashlib
+import json
 import os
 import re
 import sys
-from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -28,19 +30,16 @@ import plotly
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ConfigError
-from sphinx.util.fileutil import copy_asset
 
 import ngpt_core
 
-from .. import live
-from ..explorer import page
+from .. import lazy, live
 from ..motion import animation
-from . import address
+from . import address, light, mathematics, plotly_part
 
 PACKAGES = (Path(ngpt_core.__file__).parent, Path(__file__).parents[1])
-PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-MATHJAX = "sphinx-mathjax-offline"
 SOURCES = (".py", ".js", ".css", ".cpp", ".h", ".json", ".safetensors")
+NUMBER = re.compile(r'(<span class="ngpt-number">)[^<]*(</span>)')
 COLAB = "https://colab.research.google.com/github"
 
 
@@ -59,6 +58,7 @@ def configure(app: Sphinx, config) -> None:
     if mode not in ("cache", "force", "off"):
         raise ConfigError(f"NGPT_BOOK_EXECUTE must be cache, force or off; got {mode!r}.")
     config.nb_execution_mode = mode
+    config.html_math_renderer = "built"
     config.nb_execution_cache_path = str(Path(app.outdir).parent / ".jupyter_cache" / package_hash())
     # The theme does not know placeholders: it gets the address, and shows its buttons, only once it is a real one.
     options = config.html_theme_options
@@ -70,33 +70,53 @@ def configure(app: Sphinx, config) -> None:
 
 
 def copy_files(app: Sphinx) -> None:
-    """Copy third-party code from the installed packages at build time; none is kept in the repository."""
+    """Write the scripts and styles into the site; third-party ones come from installed packages, none is in the repository."""
     static = Path(app.outdir) / "_static"
     static.mkdir(parents=True, exist_ok=True)
-    copy_asset(str(PLOTLY), str(static))
-    wheel = metadata.distribution(MATHJAX)  # not importable: its folder has a hyphen in its name
-    mathjax = Path(wheel.locate_file(MATHJAX)) / "static" / "mathjax"
-    for part in ("tex-chtml.js", "output/chtml/fonts/woff-v2", "input/tex/extensions", "sre/mathmaps", "a11y"):
-        target = static / "mathjax" / part
-        copy_asset(str(mathjax / part), str(target if (mathjax / part).is_dir() else target.parent))
-    (static / "ngx.js").write_text(page.script(book=True), encoding="utf-8")
-    (static / "live.js").write_text(live.page.script(), encoding="utf-8")
-    (static / "motion.js").write_text(animation.script(), encoding="utf-8")
-    (static / "motion.css").write_text(animation.style(), encoding="utf-8")
+    mathematics.copy_files(static)
+    texts = {name: plotly_part.bundle(name) for name in plotly_part.BUNDLES}
+    texts |= {f"{part.name}.js": part.script(book=True) for part in lazy.PARTS.values()}
+    app.config.ngpt_files = {name: f"{name}?v={hashlib.sha1(text.encode()).hexdigest()[:8]}" for name, text in texts.items()}
+    texts |= {f"{part.name}.css": part.css.read_text(encoding="utf-8") for part in lazy.PARTS.values()}
+    texts |= {"lazy.js": lazy.LOADER.read_text(encoding="utf-8"), "live.js": live.page.script()}
+    texts |= {"motion.js": animation.script(), "motion.css": animation.style()}
+    for name, text in texts.items():
+        (static / name).write_text(text, encoding="utf-8")
+    (static / "icons.css").write_text("", encoding="utf-8")  # written again when it is known which icons there are
     (static / "live").mkdir(exist_ok=True)
     for name, text in live.pack.scripts():
         (static / "live" / name).write_text(text, encoding="ascii")
 
 
 def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
-    """Remove the script copies from the outputs, and mark the page, so that it loads ngx.js, live.js or motion.js once."""
+    """Remove the script copies from the outputs, and note which parts of the book draw on the page."""
+    patterns = {name: lazy.bundles(name) for name in lazy.PARTS} | {"ngl": live.page.BUNDLE, "ngm": animation.BUNDLE}
     for node in doctree.findall(nodes.raw):
-        for name, bundle in (("ngx", page.BUNDLE), ("ngl", live.page.BUNDLE), ("ngm", animation.BUNDLE)):
-            if f'class="{name}"' in node.astext():
-                text = bundle.sub("", node.astext())
-                node.children = [nodes.Text(text)]
-                node.rawsource = text
+        before = text = node.astext()
+        for name, bundle in patterns.items():
+            if f'class="{name}"' in text:
+                text = bundle.sub("", text)
                 app.env.metadata[app.env.docname][name] = True
+        if (text := mathematics.in_outputs(text)) != before:
+            node.children = [nodes.Text(text)]
+            node.rawsource = text
+
+
+def number_figures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Fill the places for numbers: the third figure of chapter 5 is Figure 5.3."""
+    chapter = app.env.toc_secnumbers.get(docname, {}).get("", ())
+    before = ".".join(map(str, [*chapter, ""]))
+    count = 0
+
+    def numbered(place: re.Match) -> str:
+        nonlocal count
+        count += 1
+        return f"{place[1]}Figure {before}{count}.{place[2]}"
+
+    for node in doctree.findall(nodes.raw):
+        if "ngpt-number" in (text := node.astext()):
+            text = NUMBER.sub(numbered, text)
+            node.children, node.rawsource = [nodes.Text(text)], text
 
 
 def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
@@ -142,12 +162,18 @@ def _foreign(script) -> bool:
 def page_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
     for files in (context["script_files"], context["css_files"]):
         files[:] = [f for f in files if not _foreign(f)]  # in place: the builder appends to the same list
-    if app.env.metadata.get(pagename, {}).get("ngx"):
-        app.add_js_file("plotly.min.js", loading_method="defer", charset="utf-8", priority=900)
-        app.add_js_file("ngx.js", loading_method="defer", priority=901)
-    if app.env.metadata.get(pagename, {}).get("ngl"):
+    app.add_css_file("mathematics.css")
+    app.add_css_file("icons.css")
+    marks = app.env.metadata.get(pagename, {})
+    if parts := [name for name in lazy.PARTS if name in marks]:
+        for name in parts:
+            app.add_css_file(f"{name}.css")
+        app.add_js_file(None, body="document.documentElement.classList.add('ngpt-js')", priority=100)
+        files = {name: address for name, address in app.config.ngpt_files.items() if name[:-3] in parts or "plotly" in name}
+        app.add_js_file("lazy.js", loading_method="defer", priority=900, **{"data-files": json.dumps(files)})
+    if "ngl" in marks:
         app.add_js_file("live.js", loading_method="defer", priority=901)
-    if app.env.metadata.get(pagename, {}).get("ngm"):
+    if "ngm" in marks:
         app.add_css_file("motion.css")
         app.add_js_file("motion.js", loading_method="defer", priority=902)
 
@@ -179,12 +205,16 @@ def setup(app: Sphinx) -> dict:
     app.setup_extension("ngpt_book.sphinx.architecture")
     app.setup_extension("ngpt_book.sphinx.social")
     app.add_config_value("ngpt_repository", "", "html")
+    app.add_config_value("ngpt_files", {}, "")
+    mathematics.install(app)
     app.connect("config-inited", configure, priority=100)
     app.connect("builder-inited", copy_files)
     app.connect("doctree-read", take_out_bundles)
     app.connect("doctree-resolved", drop_kernels, priority=900)
     app.connect("doctree-resolved", keep_together, priority=900)
     app.connect("doctree-resolved", wrap_sentences, priority=900)
+    app.connect("doctree-resolved", number_figures, priority=900)
+    app.connect("build-finished", light.lighten)
     app.connect("html-page-context", page_scripts, priority=900)
     app.connect("html-page-context", colab_button, priority=700)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
