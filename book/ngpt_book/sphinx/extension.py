@@ -7,7 +7,8 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
 2. puts a hash of both packages into the path of the execution cache, which otherwise depends only on the notebooks' code and
    would serve stale results of changed functions;
 3. serves plotly.js and MathJax from the installed packages, each only on pages that use it, one copy of ``explorer.js`` in
-   place of the copies inside the outputs, and the script and the weights of the models in the page (``live``);
+   place of the copies inside the outputs, the script and the weights of the models in the page (``live``), and the script and
+   the style of the questions; where an exercise asks for Python, which no page runs, it says so and offers the notebook;
 4. drops the scripts of live kernels (thebe, widgets), which would come from other hosts;
 5. finds the repository's address (``address.py``) and builds the Colab buttons from it;
 6. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
@@ -30,8 +31,9 @@ from sphinx.util.fileutil import copy_asset
 
 import ngpt_core
 
-from .. import live
+from .. import exercises, live
 from ..explorer import page
+from ..questions import page as asked
 from . import address
 
 PACKAGES = (Path(ngpt_core.__file__).parent, Path(__file__).parents[1])
@@ -78,20 +80,33 @@ def copy_files(app: Sphinx) -> None:
         copy_asset(str(mathjax / part), str(target if (mathjax / part).is_dir() else target.parent))
     (static / "ngx.js").write_text(page.script(book=True), encoding="utf-8")
     (static / "live.js").write_text(live.page.script(), encoding="utf-8")
+    (static / "questions.js").write_text(asked.script(book=True), encoding="utf-8")
+    (static / "questions.css").write_text(asked.style(), encoding="utf-8")
     (static / "live").mkdir(exist_ok=True)
     for name, text in live.pack.scripts():
         (static / "live" / name).write_text(text, encoding="ascii")
 
 
 def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
-    """Remove the script copies from the outputs, and mark the page, so that it loads ngx.js or live.js once."""
+    """Remove the script copies from the outputs, and mark the page, so that it loads ngx.js, live.js or questions.js once."""
     for node in doctree.findall(nodes.raw):
-        for name, bundle in (("ngx", page.BUNDLE), ("ngl", live.page.BUNDLE)):
+        for name, bundle in (("ngx", page.BUNDLE), ("ngl", live.page.BUNDLE), ("ngq", asked.BUNDLE)):
             if f'class="{name}"' in node.astext():
                 text = bundle.sub("", node.astext())
                 node.children = [nodes.Text(text)]
                 node.rawsource = text
                 app.env.metadata[app.env.docname][name] = True
+
+
+def offer_python(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Where an exercise's answer is Python, replace the verdict on its stub, which the page cannot run again, by two ways to
+    run it: Colab, and the notebook to download."""
+    for node in list(doctree.findall(nodes.literal_block)):
+        if exercises.UNWRITTEN in node.astext():
+            source = f"{docname}.ipynb"
+            note = exercises.offer(colab_address(app, docname), f"{'../' * docname.count('/')}_sources/{source}")
+            node.parent.replace(node, nodes.raw("", note, format="html"))
+            app.env.metadata[docname]["ngq"] = True
 
 
 def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
@@ -142,6 +157,9 @@ def page_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, d
         app.add_js_file("ngx.js", loading_method="defer", priority=901)
     if app.env.metadata.get(pagename, {}).get("ngl"):
         app.add_js_file("live.js", loading_method="defer", priority=901)
+    if app.env.metadata.get(pagename, {}).get("ngq"):
+        app.add_css_file("questions.css")
+        app.add_js_file("questions.js", loading_method="defer", priority=902)
 
 
 def colab_url(repository: str, branch: str, path: str) -> str:
@@ -155,12 +173,16 @@ def colab_url(repository: str, branch: str, path: str) -> str:
     return f"{COLAB}{place}/blob/{branch}/{path}"
 
 
+def colab_address(app: Sphinx, docname: str) -> str:
+    options = app.config.html_theme_options
+    return colab_url(app.config.ngpt_repository, options["repository_branch"], f"{options['path_to_docs']}/{docname}.ipynb")
+
+
 def colab_button(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
     """Add a Colab button. Jupyter Book's accepts only a github.com address, which the placeholder is not."""
     if doctree is None or not app.env.doc2path(pagename).endswith(".ipynb"):
         return
-    options = app.config.html_theme_options
-    url = colab_url(app.config.ngpt_repository, options["repository_branch"], f"{options['path_to_docs']}/{pagename}.ipynb")
+    url = colab_address(app, pagename)
     context["header_buttons"].append(
         {"type": "link", "text": "", "tooltip": "Run in Colab", "icon": "fas fa-rocket", "url": url, "label": "colab"}
     )
@@ -173,6 +195,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("config-inited", configure, priority=100)
     app.connect("builder-inited", copy_files)
     app.connect("doctree-read", take_out_bundles)
+    app.connect("doctree-resolved", offer_python, priority=900)
     app.connect("doctree-resolved", drop_kernels, priority=900)
     app.connect("doctree-resolved", keep_together, priority=900)
     app.connect("doctree-resolved", wrap_sentences, priority=900)
