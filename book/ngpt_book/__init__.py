@@ -4,7 +4,7 @@ from ngpt_book import Explorer, Slider, show, check
 
 explorer/    a figure with sliders that works on a page without a kernel      figures/   what each chapter draws
 data/        stored results, each beside the script that makes it             sphinx/    the extension that builds the site
-live/        a trained nGPT and its GPT twin that run in a page
+live/        a trained nGPT and its GPT twin that run in a page                questions/ what a page asks, and how it answers
 theme.py     colors and the plotly template                                   exercises.py   checks the reader's answers
 source.py    which module imports which, and where a name is defined
 """

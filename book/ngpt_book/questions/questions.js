@@ -142,6 +142,7 @@ function curve(element, spec) {
     }
     tapped = null;
   });
+  pad.addEventListener("touchmove", (event) => { if ("armed" in element.dataset) event.preventDefault(); }, { passive: false });
   handles.forEach((handle) => handle.addEventListener("input", () => {
     heights = heights.map(() => null);
     handles.forEach((h, k) => { heights[Math.round((k * (n - 1)) / (handles.length - 1))] = h.value / 100; });
