@@ -15,11 +15,11 @@ LEFT, RIGHT, TOP, BOTTOM = 78, 622, 16, 338  # of the plot inside the picture
 MARGIN = 14  # around the plot, where a stroke may begin and end too
 
 
-def across(u: float) -> float:
+def across(u):
     return LEFT + u * (RIGHT - LEFT)
 
 
-def up(v: float) -> float:
+def up(v):
     return BOTTOM - v * (BOTTOM - TOP)
 
 
@@ -36,23 +36,41 @@ def ticks(axis: Axis) -> dict[float, str]:
     if axis.log:
         first, last = np.ceil(np.log10(axis.low) - 1e-9), np.floor(np.log10(axis.high) + 1e-9)
         powers = np.arange(first, last + 1, max(1, round((last - first) / 4)))
-        return {10.0**p: f'10<tspan dy="-6" font-size="75%">{p:.0f}</tspan>'.replace(">-", ">−") for p in powers}
+        shown = {10.0**p: f"{int(p)}".replace("-", "−") for p in powers}
+        return {value: f'10<tspan dy="-6" font-size="75%">{p}</tspan>' for value, p in shown.items()}
     return {v: f"{v:.3g}".replace("-", "−") for v in np.linspace(axis.low, axis.high, 5).tolist()}
 
 
-def name_of(heights: np.ndarray, others: list[np.ndarray], text: str, kind: str, avoid: float = -1.0) -> tuple[str, float]:
-    """A curve's name, where it is far from the other curves and from the place ``avoid``; and that place."""
-    n = len(heights)
-    columns = np.arange(n // 6, n - n // 6)
-    room = np.min([np.abs(heights - other) for other in others] or [np.ones(n)], axis=0)[columns]
-    room = np.minimum(room, 0.3) - (np.abs(columns / (n - 1) - avoid) < 0.3)
-    i = int(columns[np.argmax(room)])
-    above = heights[i] < 0.1 or (heights[i] < 0.88 and bool(others) and bool(heights[i] > others[0][i]))
-    rising = heights[min(i + 2, n - 1)] - heights[max(i - 2, 0)]
-    y = up(float(heights[i])) + (-12 if above else 28)
-    side = i < n / 2 if abs(rising) < 0.02 else (rising < 0) == above  # a steep curve must not run through its name
-    anchor = "start" if side else "end"
-    return f'<text class="{kind}" x="{across(i / (n - 1)):.0f}" y="{y:.0f}" text-anchor="{anchor}">{text}</text>', i / (n - 1)
+def _points(heights: np.ndarray) -> np.ndarray:
+    """[200, 2] places along a curve."""
+    u = np.linspace(0, 1, 200)
+    v = np.interp(u, np.linspace(0, 1, len(heights)), heights)
+    return np.stack([across(u), up(v)], 1)
+
+
+def _gap(box: tuple[float, float, float, float], points: np.ndarray) -> float:
+    """The distance from a box to the nearest of some points; 0 inside."""
+    (x0, y0, x1, y1), (x, y) = box, points.T
+    return float(np.hypot(np.maximum(np.maximum(x0 - x, x - x1), 0), np.maximum(np.maximum(y0 - y, y - y1), 0)).min())
+
+
+def name_of(heights: np.ndarray, others: list[np.ndarray], text: str, kind: str, taken: list) -> str:
+    """A curve's name, near the curve and away from the others and from the names before it (whose boxes are ``taken``)."""
+    mine, rest = _points(heights), np.concatenate([_points(o) for o in others] or [np.full((1, 2), 1e4)])
+    width, best = 12.5 * len(text), None  # as on a phone, where the type is largest
+    for x, y in mine[8:-8:6]:
+        for dx, dy in ((d, e) for d in (8, -width / 2, -8 - width) for e in (-10, -26, 28, 44)):
+            box = (x + dx, y + dy - 19, x + dx + width, y + dy + 5)
+            if box[0] < LEFT + 3 or box[2] > RIGHT - 3 or box[1] < TOP or box[3] > BOTTOM - 3:
+                continue
+            near, far = _gap(box, mine), _gap(box, rest)
+            clash = any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken)
+            cost = 200 * clash + 90 * (near < 3) + 90 * (far < 3) + near - min(far, 80)
+            if best is None or cost < best[0]:
+                best = (cost, box, y + dy)
+    _, box, y = best or (0, (across(0.5), 0, across(0.5), 0), up(0.5))
+    taken.append(box)
+    return f'<text class="{kind}" x="{(box[0] + box[2]) / 2:.0f}" y="{y:.0f}" text-anchor="middle">{text}</text>'
 
 
 def svg(curve: Curve) -> str:
@@ -68,14 +86,13 @@ def svg(curve: Curve) -> str:
         parts.append(f'<text x="{LEFT - 9}" y="{y}" dy=".35em" text-anchor="end">{text}</text>')
     parts.append(f'<path class="ngq-axes" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>')
     parts.append(f'<text x="{across(0.5):.0f}" y="{HEIGHT - 8}" text-anchor="middle">{curve.x.title}</text>')
-    truth, taken = curve.drawn(curve.truth), -1.0
-    others = []
+    truth, taken, others = curve.drawn(curve.truth), [], []
     if curve.given:
         name, values = curve.given
         others = [curve.drawn(values)]
-        title, taken = name_of(others[0], [truth], name, "ngq-given-name")
+        title = name_of(others[0], [truth], name, "ngq-given-name", taken)
         parts.append(f'<path class="ngq-given" d="{path(others[0])}"/>{title}')
-    title, _ = name_of(truth, others, "the true curve", "ngq-true ngq-true-name", taken)
+    title = name_of(truth, others, "the true curve", "ngq-true ngq-true-name", taken)
     parts.append(f'<path class="ngq-true" d="{path(truth)}"/>{title}')
     parts.append('<path class="ngq-mine" d=""/><text class="ngq-mine-name" hidden>yours</text>')
     parts.append(f'<text class="ngq-invite" x="{across(0.5):.0f}" y="{up(0.5):.0f}" text-anchor="middle"></text>')
