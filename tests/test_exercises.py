@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import ngpt_core as ng
-from ngpt_book.exercises import check
+from ngpt_book.exercises import HINTS, check
 
 BOOK = Path(__file__).parent.parent / "book"
 
@@ -44,6 +45,52 @@ def test_infinities_and_nans_may_be_right_and_an_empty_list_of_cases_is_an_error
     for call in (lambda: check(double, double), lambda: check(3, double, (1,))):
         with pytest.raises(ValueError, match="a function and at least one tuple"):
             call()
+
+
+@pytest.mark.parametrize(
+    "yours, verdict",
+    [
+        (lambda x: -2 * x, "All 4 entries are of the other sign."),
+        (lambda x: 3 * x, "All 4 entries are off by the same factor, 1.5."),
+        (lambda x: torch.where(x == 3, 0.0, 2 * x), "1 of 4 entries is too small, first at index 2."),
+        (lambda x: 2 * x + torch.tensor([0.0, 1.0, -1.0, 0.0]), "2 of 4 entries are off, first at index 1."),
+        (lambda x: torch.where(x > 2, math.nan, 2 * x), "2 of 4 entries are NaN and should not be."),
+        (lambda x: 2 * x / (x - 1), "1 of 4 entries is infinite and should not be."),
+    ],
+)
+def test_a_wrong_answer_is_described_before_it_is_told(yours, verdict, capsys):
+    assert not check(yours, double, (torch.arange(1.0, 5.0),), name=verdict)
+    said = capsys.readouterr().out
+    assert verdict in said and "nan" not in said and "should be" not in said and "[2.0, 4.0" not in said
+
+
+def test_hints_come_one_per_try_and_the_numbers_last(capsys):
+    case, said = (torch.arange(1.0, 4.0),), []
+    for _ in range(3):
+        assert not check(lambda x: x, double, case, name="hinted", hints=["think of two.", "multiply."])
+        said.append(capsys.readouterr().out)
+    assert "Hint 1 of 2: think of two." in said[0] and "Hint 2 of 2: multiply." in said[1]
+    assert "[2.0, 4.0, 6.0]" in said[2] and not any("[2.0" in text for text in said[:2])
+    assert check(double, double, case, name="hinted")  # and a right answer starts the count again
+    capsys.readouterr()
+    assert not check(lambda x: x, double, case, name="hinted", hints=["think of two.", "multiply."])
+    assert "Hint 1 of 2" in capsys.readouterr().out
+
+
+def test_without_hints_the_numbers_wait_for_the_third_try(capsys):
+    for attempt in range(3):
+        check(lambda x: x, double, (torch.ones(1),), name="bare")
+        assert ("The result should be [2.0]." in capsys.readouterr().out) == (attempt == 2)
+
+
+def test_every_python_exercise_of_the_book_has_hints_and_no_hint_is_left_over():
+    stubs = set()
+    for path in BOOK.glob("*.ipynb"):
+        for cell in json.loads(path.read_text())["cells"]:
+            text = "".join(cell["source"])
+            if cell["cell_type"] == "code" and "...  # your code" in text:
+                stubs |= set(re.findall(r"def (\w+)\(.*\):\n    \.\.\.  # your code", text))
+    assert stubs == set(HINTS) and all(len(hints) == 2 for hints in HINTS.values())
 
 
 # ---- wrong answers that a chapter's own cases must find -----------------------------------------------------------------

@@ -7,8 +7,9 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
 2. puts a hash of both packages into the path of the execution cache, which otherwise depends only on the notebooks' code and
    would serve stale results of changed functions;
 3. takes the scripts out of the outputs and serves one copy, which loads when a figure comes into view (``../lazy.py``), with
-   the part of the installed plotly.js that figures need (``plotly_part.py``); the models in the page (``live``) and the
-   animations (``motion``) have a script each, on the pages that show them;
+   the part of the installed plotly.js that figures need (``plotly_part.py``); the models in the page (``live``), the
+   animations (``motion``) and the questions have a script each, on the pages that show them; where an exercise asks for
+   Python, which no page runs, the page says so and offers the notebook;
 4. draws formulas while it builds (``mathematics.py``), and leaves out what the theme loads without need (``light.py``);
 5. numbers the figures, chapter by chapter;
 6. drops the scripts of live kernels (thebe, widgets), which would come from other hosts;
@@ -33,8 +34,9 @@ from sphinx.errors import ConfigError
 
 import ngpt_core
 
-from .. import lazy, live
+from .. import exercises, lazy, live
 from ..motion import animation
+from ..questions import page as asked
 from . import address, light, mathematics, plotly_part
 
 PACKAGES = (Path(ngpt_core.__file__).parent, Path(__file__).parents[1])
@@ -80,6 +82,7 @@ def copy_files(app: Sphinx) -> None:
     texts |= {f"{part.name}.css": part.css.read_text(encoding="utf-8") for part in lazy.PARTS.values()}
     texts |= {"lazy.js": lazy.LOADER.read_text(encoding="utf-8"), "live.js": live.page.script()}
     texts |= {"motion.js": animation.script(), "motion.css": animation.style()}
+    texts |= {"questions.js": asked.script(book=True), "questions.css": asked.style()}
     for name, text in texts.items():
         (static / name).write_text(text, encoding="utf-8")
     (static / "icons.css").write_text("", encoding="utf-8")  # written again when it is known which icons there are
@@ -90,7 +93,8 @@ def copy_files(app: Sphinx) -> None:
 
 def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
     """Remove the script copies from the outputs, and note which parts of the book draw on the page."""
-    patterns = {name: lazy.bundles(name) for name in lazy.PARTS} | {"ngl": live.page.BUNDLE, "ngm": animation.BUNDLE}
+    patterns = {name: lazy.bundles(name) for name in lazy.PARTS}
+    patterns |= {"ngl": live.page.BUNDLE, "ngm": animation.BUNDLE, "ngq": asked.BUNDLE}
     for node in doctree.findall(nodes.raw):
         before = text = node.astext()
         for name, bundle in patterns.items():
@@ -117,6 +121,17 @@ def number_figures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         if "ngpt-number" in (text := node.astext()):
             text = NUMBER.sub(numbered, text)
             node.children, node.rawsource = [nodes.Text(text)], text
+
+
+def offer_python(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Where an exercise's answer is Python, replace the verdict on its stub, which the page cannot run again, by two ways to
+    run it: Colab, and the notebook to download."""
+    for node in list(doctree.findall(nodes.literal_block)):
+        if exercises.UNWRITTEN in node.astext():
+            source = f"{docname}.ipynb"
+            note = exercises.offer(colab_address(app, docname), f"{'../' * docname.count('/')}_sources/{source}")
+            node.parent.replace(node, nodes.raw("", note, format="html"))
+            app.env.metadata[docname]["ngq"] = True
 
 
 def drop_kernels(app: Sphinx, doctree: nodes.document, docname: str) -> None:
@@ -173,9 +188,10 @@ def page_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, d
         app.add_js_file("lazy.js", loading_method="defer", priority=900, **{"data-files": json.dumps(files)})
     if "ngl" in marks:
         app.add_js_file("live.js", loading_method="defer", priority=901)
-    if "ngm" in marks:
-        app.add_css_file("motion.css")
-        app.add_js_file("motion.js", loading_method="defer", priority=902)
+    for name, part in (("ngm", "motion"), ("ngq", "questions")):
+        if name in marks:
+            app.add_css_file(f"{part}.css")
+            app.add_js_file(f"{part}.js", loading_method="defer", priority=902)
 
 
 def colab_url(repository: str, branch: str, path: str) -> str:
@@ -189,12 +205,16 @@ def colab_url(repository: str, branch: str, path: str) -> str:
     return f"{COLAB}{place}/blob/{branch}/{path}"
 
 
+def colab_address(app: Sphinx, docname: str) -> str:
+    options = app.config.html_theme_options
+    return colab_url(app.config.ngpt_repository, options["repository_branch"], f"{options['path_to_docs']}/{docname}.ipynb")
+
+
 def colab_button(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
     """Add a Colab button. Jupyter Book's accepts only a github.com address, which the placeholder is not."""
     if doctree is None or not app.env.doc2path(pagename).endswith(".ipynb"):
         return
-    options = app.config.html_theme_options
-    url = colab_url(app.config.ngpt_repository, options["repository_branch"], f"{options['path_to_docs']}/{pagename}.ipynb")
+    url = colab_address(app, pagename)
     context["header_buttons"].append(
         {"type": "link", "text": "", "tooltip": "Run in Colab", "icon": "fas fa-rocket", "url": url, "label": "colab"}
     )
@@ -210,6 +230,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("config-inited", configure, priority=100)
     app.connect("builder-inited", copy_files)
     app.connect("doctree-read", take_out_bundles)
+    app.connect("doctree-resolved", offer_python, priority=900)
     app.connect("doctree-resolved", drop_kernels, priority=900)
     app.connect("doctree-resolved", keep_together, priority=900)
     app.connect("doctree-resolved", wrap_sentences, priority=900)
