@@ -14,7 +14,6 @@ from .storage import KINDS
 
 __all__ = ["Result"]
 
-RESERVE = 5 * GIB  # CUDA context, NCCL buffers, fragmentation: memory that a run cannot use
 COLORS = dict(zip(KINDS, ("#4c78a8", "#54a24b", "#9ecae9", "#f2cf5b", "#e45756", "#b279a2", "#bab0ac")))
 
 
@@ -67,7 +66,7 @@ class Result:
     @property
     def room(self) -> int:
         """What a run may use of the card's memory."""
-        return self.card.memory - RESERVE
+        return self.card.room
 
     @property
     def fits(self) -> bool:
@@ -120,7 +119,7 @@ class Result:
             lines += ["it would fit with: " + ("; or ".join(advice) or "none of the changes that ngpt plan knows"), ""]
         lines.append("collectives                axis       ranks        count          GiB   seconds")
         for one in sorted(self.collectives, key=lambda one: -one.bytes):
-            place = "in a node" if one.inside else "across"
+            place = "in a node" if one.nodes == 1 else f"{one.nodes} nodes"
             lines.append(
                 f"  {one.op:<16} {one.axis:>12} {one.ranks:>7} {place:<10}{one.count:>6} {one.bytes / GIB:>12.3f} "
                 f"{one.seconds:>9.3f}"

@@ -82,6 +82,11 @@ class Memory:
                 self.highest[kind] = max(self.highest[kind], self.used[kind])
                 held[1] = kind
 
+    def kind_of(self, x: Tensor) -> str:
+        """The kind of a tensor's memory; "" if it is not counted."""
+        held = self._held.get(x.untyped_storage()._cdata)
+        return held[1] if held else ""
+
     def resized(self, storage: torch.UntypedStorage) -> None:
         """FSDP frees gathered weights and makes room for them again by resizing their storage."""
         if (key := storage._cdata) in self._held:
