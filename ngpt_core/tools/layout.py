@@ -110,8 +110,9 @@ def memory(
     below, peaks = 0, []
     done = 4 * sum(local.values())  # gradients, in the order in which they are added up
     for name, block in _walk(model, costs):
-        now = block.peak(rows, repeats == 1)
-        now["gathered"] = int(now["gathered"] * share)
+        now = block.peak(rows, 0 if repeats == 1 else costs.pending)
+        if name.startswith("blocks"):
+            now["gathered"] = int(now["gathered"] * share)
         now["activations"] += below * rows
         now["gradients"] = done if repeats == 1 else 4 * (sum(local.values()) + local[name])
         peaks.append(now)

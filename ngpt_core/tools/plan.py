@@ -38,25 +38,27 @@ WIDTH = 84  # columns of the page
 # ---- the page --------------------------------------------------------------------------------------------------------
 def alternatives(model: ModelConfig, config: TrainConfig, ranks: int, gpu: str, document_length: int = DOCUMENTS) -> list[str]:
     """Changes that would make the run fit: single ones that suffice; if none does, a whole layout, on more GPUs if need be."""
-    changes: dict[str, list[int] | list[str]] = {
-        "micro_batch": [1], "activation_checkpointing": ["selective", "full"], "expert_parallel": [8], "replicas": [1],
-    }  # fmt: skip
-    found = []
-    for name, values in changes.items():
-        for value in values:
-            changed = replace(config, **{name: value})
-            if changed != config and _fits(model, changed, ranks, gpu, document_length):
-                found.append(_as_flag(name, value))
-                break
+    changes: list[tuple[str, Any]] = [
+        ("micro_batch", 1),
+        ("activation_checkpointing", "selective"),
+        ("activation_checkpointing", "full"),
+        ("expert_parallel", 8),
+        ("replicas", 1),
+    ]
+    found: dict[str, str] = {}
+    for name, value in changes:
+        changed = replace(config, **{name: value})
+        if changed != config and name not in found and _fits(model, changed, ranks, gpu, document_length):
+            found[name] = _as_flag(name, value)
     more = ranks
     while not found and more <= 65536:
         larger = replace(config, batch_size=max(config.batch_size, more))
         if larger.batch_size % more == 0 and (best := fastest(model, larger, more, gpu, set(), document_length)):
             flags = [f"--gpus {more}"] if more > ranks else []
             flags += [f"--batch-size {best.batch_size}"] if best.batch_size > config.batch_size else []
-            found.append(" ".join([*flags, *(_as_flag(name, getattr(best, name)) for name in LAYOUT)]))
+            found["layout"] = " ".join([*flags, *(_as_flag(name, getattr(best, name)) for name in LAYOUT)])
         more *= 2
-    return found
+    return list(found.values())
 
 
 def _fits(model: ModelConfig, config: TrainConfig, ranks: int, gpu: str, document_length: int) -> bool:
@@ -78,7 +80,7 @@ def plan_for(
     mfu: float,
     document_length: int = DOCUMENTS,
 ) -> tuple[str, bool]:
-    """``plan`` from a user's settings. The parts of the layout that are not given are chosen, for the shortest step that fits."""
+    """``plan`` from a user's settings. Parts of the layout that are not given are chosen for the shortest step that fits."""
     model = model_config(model_settings)
     config = TrainConfig.from_dict({**run_defaults(model), **settings})
     _check(model, config, gpus, gpu, mfu)
@@ -109,6 +111,7 @@ def _check(model: ModelConfig, config: TrainConfig, gpus: int, gpu: str, mfu: fl
         raise ValueError(f"--gpus must be at least 1 and --mfu in (0, 1]; got {gpus} and {mfu}.")
     check_ranks(config, model, gpus)
     check_length(config, model)
+    check_recipe(config, model, total_steps(config, model))
 
 
 def plan(
@@ -118,7 +121,6 @@ def plan(
     _check(model, config, gpus, gpu, mfu)
     card = GPUS[gpu]
     steps = total_steps(config, model)
-    check_recipe(config, model, steps)
     tokens = steps * config.batch_size * config.seq_len
     resolved = _with_precision(config, card)
     count, flops = count_parameters(model), flops_per_token(model, config.seq_len)
@@ -168,8 +170,8 @@ def _step(
     lines = [
         f"layout: micro-batch {rows}, checkpointing {config.activation_checkpointing}, expert parallelism "
         f"{config.expert_parallel}, replicas {config.replicas}",
-        f"  a step takes about {spent['total']:.3g} s by the data sheet (MFU {reached:.0%}), of which {spent['communication']:.2g} s "
-        "wait for messages;",
+        f"  about {spent['total']:.3g} s per step by the data sheet (MFU {reached:.0%}), {spent['communication']:.2g} s of it "
+        "waiting for messages;",
         "  this is a model and not a measurement (ngpt simulate shows its parts)",
     ]
     if found := messages(model, config, gpus, GPUS[gpu]):

@@ -24,6 +24,7 @@ from ...train.config import TrainConfig
 from .corpus import synthetic
 from .machine import Call, is_view
 from .step import Watch
+from .storage import SCATTER
 
 __all__ = ["Block", "Costs", "measured", "shortened", "triples"]
 
@@ -41,9 +42,8 @@ class Block:
     """Activations that stay from its forward to its backward pass."""
     products: int = 0
     """The results of its matrix products and of attention."""
-    moments: dict[tuple[bool, str], tuple[int, ...]] = field(default_factory=dict)
-    """Bytes of each kind in ``MEASURED`` above what earlier blocks keep, at the moments when they are largest; of the first
-    micro-batch (True) and of a later one."""
+    moments: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """Bytes of each kind in ``MEASURED`` above what earlier blocks keep, at the moments when they are largest, by phase."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Phase -> seconds of computation per sequence; "products": those of the products in the forward pass."""
     per_micro_batch: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -51,18 +51,22 @@ class Block:
     launches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Phase -> operators."""
 
-    def see(self, now: tuple[int, ...], first: bool) -> None:
+    def see(self, phase: str, now: tuple[int, ...]) -> None:
         """Remember a moment, if it is the largest in one respect."""
         for name, measure in _RESPECTS.items():
-            if measure(now) > measure(self.moments.get((first, name), (0,) * len(now))):
-                self.moments[first, name] = now
+            if measure(now) > measure(self.moments.get((phase, name), (0,) * len(now))):
+                self.moments[phase, name] = now
 
-    def peak(self, rows: int, first: bool) -> dict[str, int]:
-        """The memory of each kind at the worst moment, with this many sequences in a micro-batch."""
+    def peak(self, rows: int, pending: int) -> dict[str, int]:
+        """The memory of each kind at the worst moment, with this many sequences in a micro-batch. ``pending``: bytes of
+        gathered memory that the micro-batch before has left; they are there until the first gradients are scattered."""
         scales = [rows if kind in _SCALED else 1 for kind in MEASURED]
-        moments = (now for (of_first, _), now in self.moments.items() if of_first is first)
-        worst = max(moments, key=lambda now: sum(n * size for n, size in zip(scales, now)))
-        return {kind: n * size for kind, n, size in zip(MEASURED, scales, worst)}
+        found = []
+        for (phase, _), moment in self.moments.items():
+            now = {kind: n * size for kind, n, size in zip(MEASURED, scales, moment)}
+            now["gathered"] += pending if phase == "forward" else 0
+            found.append(now)
+        return max(found, key=lambda now: sum(now.values()))
 
 
 _RESPECTS: dict[str, Callable[[tuple[int, ...]], int]] = {
@@ -78,6 +82,8 @@ class Costs:
 
     blocks: dict[str, Block]
     """By the letters of a block and its neighbors; "embedding" and "head"."""
+    pending: int
+    """Bytes that a micro-batch leaves to the next: FSDP frees the input of its last reduce-scatter at the next one."""
     update: float
     """Seconds of the optimizer and of all else that is not a forward or backward pass, per parameter of a rank."""
     update_launches: int
@@ -116,7 +122,7 @@ def measured(
     short = replace(model, pattern=shortened(model.pattern))
     ranks = 8 * expert_parallel
     config = TrainConfig(
-        steps=1, batch_size=2 * ranks, micro_batch=1, seq_len=seq_len, precision=precision, reshard=reshard,
+        steps=1, batch_size=ranks, micro_batch=1, seq_len=seq_len, precision=precision, reshard=reshard,
         expert_parallel=expert_parallel, compile=False, scaled=False,
     )  # fmt: skip
     watch = Watch(GPUS[gpu], "cuda", "balanced", 1)
@@ -134,7 +140,7 @@ class _Reader:
         self.blocks = {name: Block() for name in self.names}
         self.before: dict[str, int] = {}  # activations when a block begins
         self.name, self.activations, self.clock = "embedding", 0, 0.0
-        self.update, self.launches = 0.0, 0
+        self.update, self.launches, self.pending = 0.0, 0, 0
 
     def __call__(self, call: Call) -> None:
         watch, used = self.watch, self.watch.memory.used
@@ -146,14 +152,14 @@ class _Reader:
             block = self.blocks[self.name]
             self.before.setdefault(self.name, before)
             scaled = used["activations"] - self.before[self.name]
-            block.see((used["gathered"], used["loss"], scaled, used["temporary"]), first := watch.micro_batches == 1)
-            if not first:
-                return
+            block.see(phase, (used["gathered"], used["loss"], scaled, used["temporary"]))
             (block.per_micro_batch if self._of_weights(call) else block.seconds)[phase] += seconds
             block.launches[phase] += call.launches
             if phase == "forward" and watch.machine.in_product and not is_view(call.func):
                 block.seconds["products"] += seconds
                 block.products += sum(x.nbytes for x in call.returned)
+            if call.func in SCATTER:
+                self.pending = call.args[1].nbytes
         else:
             self.update += seconds
             self.launches += call.launches
@@ -169,4 +175,5 @@ class _Reader:
             self.blocks[name].kept = self.before[following] - self.before[name]
         names = dict(zip(self.names, ("embedding", *triples(self.model.pattern), "head")))
         numbers = self.watch.memory.highest["parameters"] / 4
-        return Costs({names[name]: block for name, block in self.blocks.items()}, self.update / numbers, self.launches)
+        blocks = {names[name]: block for name, block in self.blocks.items()}
+        return Costs(blocks, self.pending, self.update / numbers, self.launches)

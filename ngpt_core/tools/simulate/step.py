@@ -125,7 +125,6 @@ class Watch:
     def __init__(self, card: Gpu, kernels: str, routing: str, second: int) -> None:
         self.card, self.kernels, self.second = card, kernels, second
         self.outside = "rest"  # the phase outside of backward passes
-        self.micro_batches = 0  # that have begun
         self.noted = ("", "")
         self.at_update: dict[str, int] = {}
         self.stack: list[str] = []  # names of the modules whose forward pass is running
@@ -237,7 +236,7 @@ class Watch:
         from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
         gathered: set[int] = set()
-        init_unsharded = FSDPParam.init_unsharded_param
+        count, init_unsharded = 0, FSDPParam.init_unsharded_param
 
         def init_unsharded_param(param: Any) -> None:
             """A block's whole weight: so is its gradient, until it is scattered."""
@@ -248,11 +247,12 @@ class Watch:
                 whole.register_post_accumulate_grad_hook(gradient)
 
         def micro_batch(last: bool) -> None:
-            self.micro_batches += 1
+            nonlocal count
+            count += 1
             self.noted = ("", "")
             sort_gradients()
             self.outside = "forward"
-            self.meter.weight = self.machine.weight = self.second if self.micro_batches == 2 else 1
+            self.meter.weight = self.machine.weight = self.second if count == 2 else 1
             type(parallel).micro_batch(parallel, last)
 
         def finish_gradients() -> None:

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from .machine import Call, is_view
 
-__all__ = ["KINDS", "Memory", "Peak"]
+__all__ = ["KINDS", "SCATTER", "Memory", "Peak"]
 
 KINDS = ("parameters", "gradients", "moments", "gathered", "activations", "loss", "temporary")
 _FSDP = "/torch/distributed/fsdp/"
 _GATHER = {torch.ops.c10d._allgather_base_.default}
-_SCATTER = {torch.ops.c10d._reduce_scatter_base_.default}
+SCATTER = {torch.ops.c10d._reduce_scatter_base_.default}
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Memory:
             self.add(x)
         if call.func in _GATHER:
             self.move([call.args[0]], "gathered")
-        elif call.func in _SCATTER:
+        elif call.func in SCATTER:
             self.move([call.args[0]], "gradients")
 
     def add(self, x: Tensor, kind: str | None = None) -> None:
