@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 
@@ -38,8 +39,7 @@ class Result:
     """Kind -> its largest number of bytes at any time of the step."""
     at_update: dict[str, int]
     """Kind -> bytes when the optimizer begins."""
-    plan_bytes: int
-    """What ``ngpt plan`` expects, without its reserve."""
+    document_length: int
     collectives: list[Collective]
     host_waits: dict[str, int]
     """path:line -> how often the host waits there."""
@@ -58,6 +58,13 @@ class Result:
     """FLOPs of the model for the whole batch, as the MFU counts them."""
     timeline: list[tuple[float, tuple[int, ...]]]
     """(seconds, bytes of each kind) during the micro-batches that were simulated."""
+
+    @cached_property
+    def plan_bytes(self) -> int:
+        """What ``ngpt plan`` expects, without its reserve."""
+        from ..layout import memory  # imports the simulator
+
+        return memory(self.model, self.config, self.ranks, self.document_length, self.gpu).total
 
     @property
     def card(self) -> Gpu:

@@ -76,8 +76,6 @@ def simulate(
     document_length: tokens per document, on average, of the synthetic corpus; 0: every window is one document.
     corpora: corpora with weights, read instead of the synthetic one.
     """
-    from ..layout import memory  # imports this module
-
     config = _checked(model, config, gpus, gpu, routing, kernels, document_length)
     rows = config.micro_batch or config.batch_size // gpus
     repeats = config.batch_size // gpus // rows
@@ -87,9 +85,16 @@ def simulate(
     corpora = corpora or [(synthetic(config.seq_len, document_length, model.vocab_size, config.seed), 1.0)]
     watch = Watch(GPUS[gpu], kernels, routing, repeats - passes + 1)
     watch.run(model, short, gpus, corpora)
-    planned = memory(model, config, gpus, document_length).total
-    tokens = config.batch_size * config.seq_len
-    return watch.result(config, model, gpus, gpu, planned, tokens * flops_per_token(model, config.seq_len))
+    useful = config.batch_size * config.seq_len * flops_per_token(model, config.seq_len)
+    memory, peak, meter, machine = watch.memory, watch.memory.peak, watch.meter, watch.machine
+    return Result(
+        model=model, config=config, gpu=gpu, kernels=kernels, routing=routing, document_length=document_length, ranks=gpus,
+        peak_bytes=peak.bytes, peak_where=peak.where, peak_phase=peak.phase, peak_module=peak.module, memory=peak.memory,
+        highest=memory.highest, at_update=watch.at_update, timeline=memory.timeline,
+        collectives=list(meter.collectives.values()), host_waits=dict(machine.waits), copied=machine.copied,
+        operations=dict(meter.operations), flops=meter.flops, traffic=meter.traffic, seconds=meter.seconds(),
+        bound=meter.bound(), useful=useful,
+    )  # fmt: skip
 
 
 def _checked(
@@ -285,15 +290,3 @@ class Watch:
             parallel.micro_batch = micro_batch  # type: ignore[method-assign]  # for the time of the step
             parallel.finish_gradients = finish_gradients  # type: ignore[method-assign]  # for the time of the step
             yield
-
-    def result(self, config: TrainConfig, model: ModelConfig, gpus: int, gpu: str, planned: int, flops: float) -> Result:
-        peak, seconds = self.memory.peak, self.meter.seconds()
-        return Result(
-            config=config, model=model, gpu=gpu, kernels=self.kernels,
-            peak_bytes=peak.bytes, peak_where=peak.where, peak_phase=peak.phase, peak_module=peak.module, memory=peak.memory,
-            highest=self.memory.highest, at_update=self.at_update,
-            plan_bytes=planned, collectives=list(self.meter.collectives.values()),
-            host_waits=dict(self.machine.waits), operations=dict(self.meter.operations), flops=self.meter.flops,
-            seconds=seconds, bound=self.meter.bound(), ranks=gpus, timeline=self.memory.timeline,
-            useful=flops, routing=self.machine.values.routing, traffic=self.meter.traffic, copied=self.machine.copied,
-        )  # fmt: skip
