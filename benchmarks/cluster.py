@@ -1,7 +1,7 @@
 """Does the plan agree with the simulation, and how far does training scale? Writes benchmarks/results/cluster.json.
 
     python benchmarks/cluster.py             both parts; what is stored already is not repeated (--again repeats it)
-    python benchmarks/cluster.py agreement   ``ngpt plan`` against ``ngpt simulate``: memory and time of 27 layouts
+    python benchmarks/cluster.py agreement   ``ngpt plan`` against ``ngpt simulate``: memory and time of 30 layouts
     python benchmarks/cluster.py scaling     30B, 14B and 1B on 64, 512 and 4,096 ranks, simulated; and where scaling stops
 
 Nothing is measured on a GPU: both are models of H100 cards of 80 GB, eight to a node. Documents have 2,000 tokens on average,
@@ -24,13 +24,10 @@ from ngpt_core.train.flops import flops_per_token
 
 RESULTS = Path(__file__).parent / "results" / "cluster.json"
 GPU, DOCUMENTS = "h100-80gb", 2000
+WAYS = (("1B", 8, 1, 1), ("1B", 16, 8, 2), ("7B", 32, 1, 1), ("7B", 64, 16, 1), ("30B", 64, 1, 1), ("30B", 64, 8, 2))
 GRID = [  # preset, ranks, expert parallelism, replicas, checkpointing, micro-batch
-    (name, ranks, P, R, how, rows)
-    for name, ranks, P, R in (("1B", 8, 1, 1), ("1B", 16, 8, 2), ("7B", 32, 1, 1), ("7B", 64, 16, 1), ("30B", 64, 1, 1), ("30B", 64, 8, 2))
-    for how in ("none", "selective", "full")
-    for rows in (1, 2)
-    if R == 1 or rows == 1
-]  # fmt: skip
+    (*way, how, rows) for rows in (1, 2) for how in ("none", "selective", "full") for way in WAYS if rows == 1 or way[3] == 1
+]
 SCALING = [(name, ranks) for name in ("1B", "14B", "30B") for ranks in (64, 512, 4096)]
 
 
@@ -57,7 +54,7 @@ def agreement(name: str, ranks: int, P: int, R: int, how: str, rows: int) -> dic
 
 
 def scaling(name: str, ranks: int) -> dict:
-    """The chosen layout of one model on so many ranks, simulated."""
+    """The chosen layout of one model on this number of ranks, simulated."""
     model, config = ng.preset(name), config_of(name, ranks)
     best = fastest(model, config, ranks, GPU, set(), DOCUMENTS)
     assert best is not None

@@ -207,10 +207,10 @@ def messages(model: ModelConfig, config: TrainConfig, ranks: int, card: Gpu) -> 
             one[1] += count * size
             one[2] += count * message_seconds(card, op, size, over, nodes)
 
-    for parts in _gathered(model, P).values():
+    for name, parts in _gathered(model, P).items():
         for numbers, axis, over, stride in zip(parts, ("fsdp", "shard"), (inner, inner // P), (1, P)):
             add("all_gather", axis, "forward", numbers * width, over, stride, repeats)
-            if config.reshard:
+            if config.reshard and name.startswith("blocks"):  # embedding and head are gathered once
                 add("all_gather", axis, "backward", numbers * width, over, stride, repeats)
             add("reduce_scatter", axis, "backward", 4 * numbers, over, stride, repeats)
             add("all_reduce", "replica", "backward", 4 * numbers // over, R, inner, 1)
