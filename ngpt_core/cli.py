@@ -314,14 +314,31 @@ def _describe(manifest: dict, folder: object) -> None:
 def _add_plan(command: Command, chosen: str) -> None:
     from .gpus import GPUS
 
-    sub = command("plan", _plan, "what a run needs on given GPUs: memory, time, learning rates, the command that starts it")
+    sub = command(
+        "plan",
+        _plan,
+        "what a run needs on given GPUs: memory, time, messages, learning rates, the command that starts it",
+        "What a run needs on given GPUs. Micro-batch, activation checkpointing, expert parallelism and replicas are chosen for "
+        "the shortest step that fits; those that you give stay. Exits with 1 if the run does not fit.",
+    )
     sub.add_argument("--gpus", type=int, default=8, help="number of GPUs (default: 8)")
     sub.add_argument("--gpu", default="h100-80gb", help=f"the kind of GPU: {', '.join(GPUS)} (default: h100-80gb)")
     sub.add_argument(
         "--mfu", type=float, default=0.35, help="assumed MFU: the share of the peak FLOP/s that the run reaches (default: 0.35)"
     )
+    _add_document_length(sub)
     if chosen == "plan":
         _add_config_flags(sub)
+
+
+def _add_document_length(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--document-length",
+        type=int,
+        default=2000,
+        metavar="TOKENS",
+        help="mean tokens per document of a synthetic corpus; 0: each sequence is one document (default: 2000)",
+    )
 
 
 def _add_simulate(command: Command, chosen: str) -> None:
@@ -346,12 +363,7 @@ def _add_simulate(command: Command, chosen: str) -> None:
         default="cuda",
         help="whose branches run: cuda's kernels, or torch's own on a cpu (default: cuda)",
     )
-    sub.add_argument(
-        "--document-length",
-        type=int,
-        default=2000,
-        help="mean tokens per document of the synthetic corpus; 0: each window is one document (default: 2000)",
-    )
+    _add_document_length(sub)
     sub.add_argument("--json", metavar="FILE", dest="json_file", help="also write the figures as JSON")
     if chosen == "simulate":
         _add_config_flags(sub)
@@ -365,7 +377,7 @@ def _simulate(args: argparse.Namespace) -> int:
     settings, model_settings = given(args)
     page = str(settings.pop("out", ""))  # for train it is the run's folder
     result = simulate_for(settings, model_settings, args.gpus, args.gpu, args.routing, args.kernels, args.document_length)
-    advice = [] if result.fits else alternatives(result.model, result.config, result.ranks, result.room)
+    advice = [] if result.fits else alternatives(result.model, result.config, args.gpus, args.gpu, args.document_length)
     print(result.text(advice))
     if args.json_file:
         result.write_json(args.json_file)
@@ -378,7 +390,7 @@ def _plan(args: argparse.Namespace) -> int:
     from .tools.plan import plan_for
     from .train.config import given
 
-    text, fits = plan_for(*given(args), args.gpus, args.gpu, args.mfu)
+    text, fits = plan_for(*given(args), args.gpus, args.gpu, args.mfu, args.document_length)
     print(text)
     return 0 if fits else 1
 

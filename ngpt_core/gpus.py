@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GIB", "GPUS", "Gpu", "peak_flops"]
+__all__ = ["GIB", "GPUS", "RESERVE", "Gpu", "peak_flops"]
 
 GIB = 2**30
+RESERVE = 5 * GIB  # CUDA context, NCCL buffers, fragmentation: memory that a run cannot use
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Gpu:
     def precision(self) -> str:
         """The precision that ``--precision auto`` selects on this GPU."""
         return "bf16" if self.bf16 else "fp32"
+
+    @property
+    def room(self) -> int:
+        """The bytes of its memory that a run can use."""
+        return self.memory - RESERVE
 
     @property
     def peak(self) -> float:

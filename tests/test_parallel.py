@@ -14,7 +14,7 @@ import torch
 import torch.multiprocessing as mp
 from runs import TINY, losses, new_run
 
-from ngpt_core.tools.plan import state_bytes
+from ngpt_core.tools.layout import state_bytes
 from ngpt_core.train.config import TrainConfig
 from ngpt_core.train.folder import take
 from ngpt_core.train.loop import train

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import ngpt_core as ng
 from ngpt_core.cli import main
 from ngpt_core.gpus import GPUS
-from ngpt_core.tools.plan import memory, plan, plan_for, state_bytes
+from ngpt_core.tools.layout import memory, state_bytes
+from ngpt_core.tools.plan import plan, plan_for
 from ngpt_core.train.config import TrainConfig
 from ngpt_core.train.flops import flops_per_token
 
@@ -136,7 +137,7 @@ def test_a_t4_is_planned_in_fp32_for_it_has_no_bf16_units():
 def test_fp32_needs_wider_activations_and_says_so_in_the_command():
     config, settings = ng.preset("1B"), {"batch_size": 64, "seq_len": 4096, "micro_batch": 1}
     half, full = (memory(config, TrainConfig(precision=p, **settings), 8) for p in ("bf16", "fp32"))
-    assert full.activations == 2 * half.activations and full.gathered > half.gathered and full.optimizer == half.optimizer
+    assert full.activations > 1.4 * half.activations and full.moments == half.moments
     page, _ = plan_for({"precision": "fp32"}, {"preset": "1B"}, 8, "a100-80gb", 0.35)
     assert "in fp32 (19.5 TFLOP/s each)" in page and "--precision fp32" in page.split("to start it")[1]
 

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...optim import sharding
 from ...train import parallel
+from ...train.recompute import _is_product
 from . import kernels
 from .values import Values
 
@@ -80,6 +81,10 @@ def is_view(func: Any) -> bool:
 
 
 _VIEWS: dict[Any, bool] = {}
+_INSIDE = {
+    torch.ops.ngpt_core.cross_entropy_sum.default: "loss",
+    torch.ops.ngpt_core.expert_outer.default: "gathered",  # whole gradients
+}
 _LIKE_VIEWS = ("_unsafe_view", "detach", "alias", "lift_fresh", "_reshape_alias", "wait_tensor", "_wrap_tensor_autograd")
 
 
@@ -92,7 +97,8 @@ class Machine(TorchDispatchMode):
         self.observers: list[Callable[[Call], None]] = []
         self.waits: Counter[str] = Counter()
         self.weight = 1  # how many times what runs now would run
-        self.inside = ""  # "loss" in the cross-entropy
+        self.inside = ""  # the kind of memory that an opened operator makes, if its kind is known
+        self.in_product = False  # what runs is a result that selective checkpointing keeps
         self.module: Callable[[], str] = str  # the name of the module that is running
         self.copied = 0  # bytes from the host to the device
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -122,8 +128,15 @@ class Machine(TorchDispatchMode):
                 return func(*args, **kwargs)  # of the host
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._item(args[0])
+        before, self.in_product = self.in_product, self.in_product or _is_product(func)
+        try:
+            return self._run(func, args, kwargs, tensors)
+        finally:
+            self.in_product = before
+
+    def _run(self, func: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> Any:
         if (body := kernels.opened(func)) is not None:
-            before, self.inside = self.inside, "loss" if "cross_entropy" in str(func) else self.inside
+            before, self.inside = self.inside, _INSIDE.get(func, self.inside)
             try:
                 with self:
                     return body(*args, **kwargs)

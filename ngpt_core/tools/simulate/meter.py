@@ -4,7 +4,7 @@ An operator takes at least  max(FLOPs / peak, bytes / bandwidth), with the bytes
 once. The estimate assumes a share of both that good kernels reach (``REACHED``), and 6 microseconds of the host per
 operator: blocks run uncompiled. A collective over n ranks on k nodes, S bytes in its largest tensor:
 
-    all_gather, reduce_scatter    S (n-1)/n over NVLink, S (k-1)/k over all network cards of a node: the slower of the two
+    all_gather, reduce_scatter    S (n-1)/n over NVLink, S (k-1)/k over the network cards of its n/k ranks of a node: the slower
     all_reduce                    twice that
     all_to_all                    the part of S for other nodes over this rank's network card, the rest over NVLink
 
@@ -25,7 +25,7 @@ from ...gpus import Gpu
 from .machine import Call, is_view, tensors_in
 from .ranks import Axes
 
-__all__ = ["HOST", "REACHED", "Collective", "Meter"]
+__all__ = ["HOST", "REACHED", "Collective", "Meter", "message_seconds", "not_hidden"]
 
 REACHED = {"products": 0.7, "memory": 0.8, "links": 0.8}  # assumed shares of the data sheet
 HOST = 6e-6  # seconds of the host per operator, uncompiled
@@ -51,8 +51,8 @@ class Collective:
     op: str
     axis: str
     ranks: int
-    inside: bool
-    """Whether the ranks share a node."""
+    nodes: int
+    """On how many nodes the ranks are."""
     count: int = 0
     bytes: int = 0
     seconds: float = 0.0
@@ -63,6 +63,26 @@ class Collective:
 class _Time:
     bound: float = 0.0
     estimate: float = 0.0
+
+
+def message_seconds(card: Gpu, op: str, size: int, ranks: int, nodes: int) -> float:
+    """The estimate for one collective whose largest tensor has this many bytes."""
+    if ranks == 1:
+        return 0.0
+    across = (nodes - 1) / nodes
+    if op == "all_to_all":
+        seconds = max(size * across / card.network, size * (1 - across) * (ranks - 1) / ranks / card.link)
+    else:
+        seconds = max(size * (ranks - 1) / ranks / card.link, size * across / (card.network * ranks / nodes))
+        seconds *= 2 if op == "all_reduce" else 1
+    return seconds / REACHED["links"] + LATENCY * math.log2(ranks)
+
+
+def not_hidden(computing: float, beside: float, alone: float, launches: int) -> tuple[float, float]:
+    """(communication, host): the seconds of a phase that its computation does not hide. ``beside``: messages that run beside
+    it; ``alone``: those that it waits for."""
+    exposed = alone + max(0.0, beside - computing)
+    return exposed, max(0.0, launches * HOST - computing - exposed)
 
 
 class Meter:
@@ -107,27 +127,16 @@ class Meter:
         name, source, target = _OPS[call.func]
         sent = _bytes(call.args[source])
         received = sent if target is None else _bytes(call.args[target])
-        axis, ranks, inside = self.axes.of(_group(call), name)
+        axis, ranks, nodes = self.axes.of(_group(call), name)
         self.operations[self.now.phase] += self.weight
         self.launches[self.now.phase] += self.weight
-        seconds = self._seconds(name, max(sent, received), ranks, inside) if ranks > 1 else 0.0
-        one = self.collectives.setdefault((name, axis), Collective(name, axis, ranks, inside))
+        seconds = message_seconds(self.card, name, max(sent, received), ranks, nodes)
+        one = self.collectives.setdefault((name, axis), Collective(name, axis, ranks, nodes))
         one.count += self.weight
         one.bytes += self.weight * sent
         one.seconds += self.weight * seconds
         beside = name in ("all_gather", "reduce_scatter") or (name, axis) == ("all_reduce", "replica")
         self.talking[self.now.phase][beside] += self.weight * seconds
-
-    def _seconds(self, name: str, size: int, ranks: int, inside: bool) -> float:
-        card = self.card
-        nodes = 1 if inside else math.ceil(ranks / card.per_node)
-        across = (nodes - 1) / nodes
-        if name == "all_to_all":
-            seconds = max(size * across / card.network, size * (1 - across) * (ranks - 1) / ranks / card.link)
-        else:
-            seconds = max(size * (ranks - 1) / ranks / card.link, size * across / (card.network * min(card.per_node, ranks)))
-            seconds *= 2 if name == "all_reduce" else 1
-        return seconds / REACHED["links"] + LATENCY * math.log2(ranks)
 
     # ---- the roofline --------------------------------------------------------------------------------------------------
     def seconds(self) -> dict[str, float]:
@@ -137,9 +146,9 @@ class Meter:
             computing = sum(t.estimate for t in kinds.values())
             for kind, t in kinds.items():
                 found["optimizer" if phase == "optimizer" else kind] += t.estimate
-            exposed = self.talking[phase][False] + max(0.0, self.talking[phase][True] - computing)
+            exposed, host = not_hidden(computing, self.talking[phase][True], self.talking[phase][False], self.launches[phase])
             found["communication"] += exposed
-            found["host"] += max(0.0, self.launches[phase] * HOST - computing - exposed)
+            found["host"] += host
         found["total"] = sum(found.values())
         return dict(found)
 

@@ -35,7 +35,7 @@ def fake_world(size: int, has_group: bool) -> Iterator[World]:
 
 
 class Axes:
-    """Which mesh dimension does a process group belong to, and does it stay inside a node?"""
+    """Which mesh dimension does a process group belong to, and on how many nodes is it?"""
 
     def __init__(self, per_node: int) -> None:
         self.per_node = per_node
@@ -46,8 +46,8 @@ class Axes:
         for dim, name in enumerate(mesh.mesh_dim_names or ()):
             self._named.setdefault(mesh.get_group(dim).group_name, []).append(name)
 
-    def of(self, group: dist.ProcessGroup, op: str) -> tuple[str, int, bool]:
-        """(axis, ranks, whether they share a node). Only experts exchange; a sum over all ranks has the axis "world"."""
+    def of(self, group: dist.ProcessGroup, op: str) -> tuple[str, int, int]:
+        """(axis, ranks, their nodes). Only experts exchange; a sum over all ranks has the axis "world"."""
         ranks = dist.get_process_group_ranks(group)
         names = self._named.get(group.group_name, [])
         if op == "all_to_all":
@@ -56,4 +56,4 @@ class Axes:
             axis = "replica"
         else:
             axis = "world" if op == "all_reduce" or not names else names[0]
-        return axis, len(ranks), len({rank // self.per_node for rank in ranks}) == 1
+        return axis, len(ranks), len({rank // self.per_node for rank in ranks})

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from .storage import KINDS
 
 __all__ = ["Result"]
 
-RESERVE = 5 * GIB  # CUDA context, NCCL buffers, fragmentation: memory that a run cannot use
 COLORS = dict(zip(KINDS, ("#4c78a8", "#54a24b", "#9ecae9", "#f2cf5b", "#e45756", "#b279a2", "#bab0ac")))
 
 
@@ -39,8 +39,7 @@ class Result:
     """Kind -> its largest number of bytes at any time of the step."""
     at_update: dict[str, int]
     """Kind -> bytes when the optimizer begins."""
-    plan_bytes: int
-    """What ``ngpt plan`` expects, without its reserve."""
+    document_length: int
     collectives: list[Collective]
     host_waits: dict[str, int]
     """path:line -> how often the host waits there."""
@@ -60,6 +59,13 @@ class Result:
     timeline: list[tuple[float, tuple[int, ...]]]
     """(seconds, bytes of each kind) during the micro-batches that were simulated."""
 
+    @cached_property
+    def plan_bytes(self) -> int:
+        """What ``ngpt plan`` expects, without its reserve."""
+        from ..layout import memory  # imports the simulator
+
+        return memory(self.model, self.config, self.ranks, self.document_length, self.gpu).total
+
     @property
     def card(self) -> Gpu:
         return GPUS[self.gpu]
@@ -67,7 +73,7 @@ class Result:
     @property
     def room(self) -> int:
         """What a run may use of the card's memory."""
-        return self.card.memory - RESERVE
+        return self.card.room
 
     @property
     def fits(self) -> bool:
@@ -120,7 +126,7 @@ class Result:
             lines += ["it would fit with: " + ("; or ".join(advice) or "none of the changes that ngpt plan knows"), ""]
         lines.append("collectives                axis       ranks        count          GiB   seconds")
         for one in sorted(self.collectives, key=lambda one: -one.bytes):
-            place = "in a node" if one.inside else "across"
+            place = "in a node" if one.nodes == 1 else f"{one.nodes} nodes"
             lines.append(
                 f"  {one.op:<16} {one.axis:>12} {one.ranks:>7} {place:<10}{one.count:>6} {one.bytes / GIB:>12.3f} "
                 f"{one.seconds:>9.3f}"

@@ -29,7 +29,6 @@ from ...train.flops import flops_per_token
 from ...train.parallel import check_ranks
 from ...train.run import Run, named_tokenizer, open_blend
 from ...train.trainer import Trainer
-from ...train.world import World
 from .corpus import synthetic
 from .machine import NOTE, Machine, here
 from .meter import Meter
@@ -38,9 +37,9 @@ from .result import Result
 from .storage import Memory
 from .values import ROUTING, Values
 
-__all__ = ["simulate", "simulate_for"]
+__all__ = ["KINDS_OF_BLOCKS", "Watch", "simulate", "simulate_for"]
 
-_KINDS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+KINDS_OF_BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 
 
 def simulate_for(
@@ -78,19 +77,24 @@ def simulate(
     corpora: corpora with weights, read instead of the synthetic one.
     """
     config = _checked(model, config, gpus, gpu, routing, kernels, document_length)
-    steps = config.steps or total_steps(config, model)
     rows = config.micro_batch or config.batch_size // gpus
     repeats = config.batch_size // gpus // rows
     # The first micro-batch, one that counts for all between, and the last, if replicas make it different from them.
     passes = min(repeats, 2 if config.replicas == 1 else 3)
     short = replace(config, batch_size=gpus * rows * passes, micro_batch=rows)
     corpora = corpora or [(synthetic(config.seq_len, document_length, model.vocab_size, config.seed), 1.0)]
-    card = GPUS[gpu]
-    with fake_world(gpus, kernels == "cuda" or config.precision == "bf16") as world:
-        watch = _Watch(card, kernels, routing, repeats - passes + 1)
-        watch.run(Run(Path("simulated"), short, model, steps, False), world, corpora)
-        tokens = config.batch_size * config.seq_len
-        return watch.result(config, model, gpus, gpu, tokens * flops_per_token(model, config.seq_len))
+    watch = Watch(GPUS[gpu], kernels, routing, repeats - passes + 1)
+    watch.run(model, short, gpus, corpora)
+    useful = config.batch_size * config.seq_len * flops_per_token(model, config.seq_len)
+    memory, peak, meter, machine = watch.memory, watch.memory.peak, watch.meter, watch.machine
+    return Result(
+        model=model, config=config, gpu=gpu, kernels=kernels, routing=routing, document_length=document_length, ranks=gpus,
+        peak_bytes=peak.bytes, peak_where=peak.where, peak_phase=peak.phase, peak_module=peak.module, memory=peak.memory,
+        highest=memory.highest, at_update=watch.at_update, timeline=memory.timeline,
+        collectives=list(meter.collectives.values()), host_waits=dict(machine.waits), copied=machine.copied,
+        operations=dict(meter.operations), flops=meter.flops, traffic=meter.traffic, seconds=meter.seconds(),
+        bound=meter.bound(), useful=useful,
+    )  # fmt: skip
 
 
 def _checked(
@@ -120,7 +124,7 @@ def _checked(
     return replace(config, compile=False, steps=config.steps or (total_steps(config, model) if model.tokens else 1))
 
 
-class _Watch:
+class Watch:
     """What happens, where and when: it names the phase and the block of every operator for the memory and the meter."""
 
     def __init__(self, card: Gpu, kernels: str, routing: str, second: int) -> None:
@@ -160,8 +164,8 @@ class _Watch:
 
     def kind(self) -> str:
         """The kind of the memory that is allocated now."""
-        if self.machine.inside == "loss":
-            return "loss"
+        if self.machine.inside:
+            return self.machine.inside
         running = self.phase == "forward" or (self.phase == "backward" and self.stack)  # recomputed
         return "activations" if running else "temporary"
 
@@ -181,13 +185,19 @@ class _Watch:
         return self.meter.clock
 
     # ---- the run -------------------------------------------------------------------------------------------------------
-    def run(self, run: Run, world: World, corpora: list) -> None:
-        with rehearse(self.kernels), warnings.catch_warnings(), self.machine.running():
+    def run(self, model: ModelConfig, config: TrainConfig, ranks: int, corpora: list, *observers: Any) -> None:
+        """One step of this run on the first of ``ranks`` ranks. ``observers`` are called after the memory and the meter."""
+        steps = config.steps or total_steps(config, model)
+        with contextlib.ExitStack() as stack:
+            world = stack.enter_context(fake_world(ranks, self.kernels == "cuda" or config.precision == "bf16"))
+            stack.enter_context(rehearse(self.kernels))
+            stack.enter_context(warnings.catch_warnings())
+            stack.enter_context(self.machine.running())
             warnings.simplefilter("ignore")  # of torch, about fake tensors and a process group without a device
-            trainer = Trainer(run, world, corpora)
+            trainer = Trainer(Run(Path("simulated"), config, model, steps, False), world, corpora)
             self._own(trainer)
             with self._hooks(trainer):
-                self.machine.observers[:] = [self.memory, self.meter]
+                self.machine.observers[:] = [self.memory, self.meter, *observers]
                 self.machine.waits.clear()
                 trainer.step()
                 trainer.finish()  # which the next step would do
@@ -196,7 +206,7 @@ class _Watch:
     def _own(self, trainer: Trainer) -> None:
         """What is in memory before a step: parameters, buffers and the moments of the steps before."""
         model = trainer.model
-        self.kinds = {f"blocks.{i}": _KINDS[letter] for i, letter in enumerate(model.config.pattern)}
+        self.kinds = {f"blocks.{i}": KINDS_OF_BLOCKS[letter] for i, letter in enumerate(model.config.pattern)}
         for x in (*model.parameters(), *model.buffers()):
             self.memory.add(local(x.detach()), "parameters")
         for group in trainer.optimizer.param_groups:
@@ -244,6 +254,7 @@ class _Watch:
         def micro_batch(last: bool) -> None:
             nonlocal count
             count += 1
+            self.noted = ("", "")
             sort_gradients()
             self.outside = "forward"
             self.meter.weight = self.machine.weight = self.second if count == 2 else 1
@@ -279,17 +290,3 @@ class _Watch:
             parallel.micro_batch = micro_batch  # type: ignore[method-assign]  # for the time of the step
             parallel.finish_gradients = finish_gradients  # type: ignore[method-assign]  # for the time of the step
             yield
-
-    def result(self, config: TrainConfig, model: ModelConfig, gpus: int, gpu: str, flops: float) -> Result:
-        from ..plan import memory as planned
-
-        peak, seconds = self.memory.peak, self.meter.seconds()
-        return Result(
-            config=config, model=model, gpu=gpu, kernels=self.kernels,
-            peak_bytes=peak.bytes, peak_where=peak.where, peak_phase=peak.phase, peak_module=peak.module, memory=peak.memory,
-            highest=self.memory.highest, at_update=self.at_update,
-            plan_bytes=planned(model, config, gpus).total, collectives=list(self.meter.collectives.values()),
-            host_waits=dict(self.machine.waits), operations=dict(self.meter.operations), flops=self.meter.flops,
-            seconds=seconds, bound=self.meter.bound(), ranks=gpus, timeline=self.memory.timeline,
-            useful=flops, routing=self.machine.values.routing, traffic=self.meter.traffic, copied=self.machine.copied,
-        )  # fmt: skip

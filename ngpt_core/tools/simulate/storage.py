@@ -19,12 +19,12 @@ from torch import Tensor
 
 from .machine import Call, is_view
 
-__all__ = ["KINDS", "Memory", "Peak"]
+__all__ = ["KINDS", "SCATTER", "Memory", "Peak"]
 
 KINDS = ("parameters", "gradients", "moments", "gathered", "activations", "loss", "temporary")
 _FSDP = "/torch/distributed/fsdp/"
 _GATHER = {torch.ops.c10d._allgather_base_.default}
-_SCATTER = {torch.ops.c10d._reduce_scatter_base_.default}
+SCATTER = {torch.ops.c10d._reduce_scatter_base_.default}
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Memory:
             self.add(x)
         if call.func in _GATHER:
             self.move([call.args[0]], "gathered")
-        elif call.func in _SCATTER:
+        elif call.func in SCATTER:
             self.move([call.args[0]], "gradients")
 
     def add(self, x: Tensor, kind: str | None = None) -> None:
@@ -81,6 +81,11 @@ class Memory:
                 self.used[kind] += held[0]
                 self.highest[kind] = max(self.highest[kind], self.used[kind])
                 held[1] = kind
+
+    def kind_of(self, x: Tensor) -> str:
+        """The kind of a tensor's memory; "" if it is not counted."""
+        held = self._held.get(x.untyped_storage()._cdata)
+        return held[1] if held else ""
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """FSDP frees gathered weights and makes room for them again by resizing their storage."""

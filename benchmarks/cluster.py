@@ -1,0 +1,126 @@
+"""Does the plan agree with the simulation, and how far does training scale? Writes benchmarks/results/cluster.json.
+
+    python benchmarks/cluster.py             both parts; what is stored already is not repeated (--again repeats it)
+    python benchmarks/cluster.py agreement   ``ngpt plan`` against ``ngpt simulate``: memory and time of 30 layouts
+    python benchmarks/cluster.py scaling     30B, 14B and 1B on 64, 512 and 4,096 ranks, simulated; and where scaling stops
+
+Nothing is measured on a GPU: both are models of H100 cards of 80 GB, eight to a node. Documents have 2,000 tokens on average,
+sequences 8,192. The batch is the ladder's, 512 sequences; on 4,096 ranks, which are more, it is 4,096. One process, about half
+an hour of CPU time.
+"""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import ngpt_core as ng
+from ngpt_core.gpus import GIB, GPUS
+from ngpt_core.tools.layout import LAYOUT, fastest, memory, messages, seconds
+from ngpt_core.tools.simulate import simulate
+from ngpt_core.train.config import TrainConfig, run_defaults
+from ngpt_core.train.flops import flops_per_token
+
+RESULTS = Path(__file__).parent / "results" / "cluster.json"
+GPU, DOCUMENTS = "h100-80gb", 2000
+WAYS = (("1B", 8, 1, 1), ("1B", 16, 8, 2), ("7B", 32, 1, 1), ("7B", 64, 16, 1), ("30B", 64, 1, 1), ("30B", 64, 8, 2))
+GRID = [  # preset, ranks, expert parallelism, replicas, checkpointing, micro-batch
+    (*way, how, rows) for rows in (1, 2) for how in ("none", "selective", "full") for way in WAYS if rows == 1 or way[3] == 1
+]
+SCALING = [(name, ranks) for name in ("1B", "14B", "30B") for ranks in (64, 512, 4096)]
+
+
+def config_of(name: str, ranks: int, **settings: object) -> TrainConfig:
+    config = TrainConfig.from_dict({**run_defaults(ng.preset(name)), "precision": "bf16", **settings})
+    return replace(config, batch_size=max(config.batch_size, ranks))
+
+
+def agreement(name: str, ranks: int, P: int, R: int, how: str, rows: int) -> dict:
+    """One layout, planned and simulated. Two micro-batches."""
+    model = ng.preset(name)
+    layout = {"expert_parallel": P, "replicas": R, "activation_checkpointing": how, "micro_batch": rows}
+    config = replace(config_of(name, ranks, **layout), batch_size=2 * ranks * rows)
+    found = simulate(model, config, ranks, GPU, document_length=DOCUMENTS)
+    planned, spent = memory(model, config, ranks, DOCUMENTS, GPU), seconds(model, config, ranks, GPU, DOCUMENTS)
+    return {
+        "simulated": found.peak_bytes / GIB,
+        "planned": planned.total / GIB,
+        "simulated_memory": {kind: size / GIB for kind, size in found.memory.items()},
+        "planned_memory": {kind: size / GIB for kind, size in vars(planned).items()},
+        "simulated_seconds": found.seconds["total"],
+        "planned_seconds": spent["total"],
+    }
+
+
+def scaling(name: str, ranks: int) -> dict:
+    """The chosen layout of one model on this number of ranks, simulated."""
+    model, config = ng.preset(name), config_of(name, ranks)
+    best = fastest(model, config, ranks, GPU, set(), DOCUMENTS)
+    assert best is not None
+    found = simulate(model, best, ranks, GPU, document_length=DOCUMENTS)
+    return {
+        "batch": best.batch_size,
+        "layout": {key: getattr(best, key) for key in LAYOUT},
+        "memory": found.peak_bytes / GIB,
+        "messages": {f"{c.op} {c.axis}": c.bytes / GIB for c in found.collectives},
+        "total_messages": sum(c.bytes for c in found.collectives) / GIB,
+        "seconds": found.seconds,
+        "bound": found.bound,
+        "mfu": found.mfu(),
+        "mfu_bound": found.mfu(found.bound),
+    }
+
+
+def where_it_stops(name: str) -> dict:
+    """The planned step for 8, 16, ... 4,096 ranks at the ladder's batch; beyond 512 ranks a batch of one sequence per rank."""
+    model, rows = ng.preset(name), {}
+    for ranks in (2**i for i in range(3, 13)):
+        config = config_of(name, ranks)
+        if (best := fastest(model, config, ranks, GPU, set(), DOCUMENTS)) is None:
+            rows[ranks] = None
+            continue
+        spent = seconds(model, best, ranks, GPU, DOCUMENTS)
+        flops = best.batch_size * best.seq_len * flops_per_token(model, best.seq_len)
+        talk = sum(m.seconds for m in messages(model, best, ranks, GPUS[GPU]))
+        rows[ranks] = {
+            "batch": best.batch_size,
+            "layout": {key: getattr(best, key) for key in LAYOUT},
+            "seconds": spent["total"],
+            "exposed": spent["communication"],
+            "messages": talk,
+            "mfu": flops / (ranks * GPUS[GPU].peak * spent["total"]),
+        }
+    return rows
+
+
+def main() -> None:
+    again, parts = "--again" in sys.argv, [word for word in sys.argv[1:] if not word.startswith("-")]
+    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() and not again else {}
+    jobs = {
+        "agreement": [("{} {} EP{} R{} {} {}".format(*case), agreement, case) for case in GRID],
+        "scaling": [("{} {}".format(*case), scaling, case) for case in SCALING],
+        "reach": [(name, where_it_stops, (name,)) for name in ("1B", "14B", "30B")],
+    }
+    for part, cases in jobs.items():
+        if parts and (part if part != "reach" else "scaling") not in parts:
+            continue
+        table = stored.setdefault(part, {})
+        for key, run, case in cases:
+            if key in table:
+                continue
+            begin = time.process_time()
+            table[key] = rounded(run(*case))
+            table[key]["cpu"] = round(time.process_time() - begin, 1)
+            RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
+            print(part, key, table[key], flush=True)
+
+
+def rounded(x: object) -> object:
+    if isinstance(x, dict):
+        return {key: rounded(value) for key, value in x.items()}
+    return float(f"{x:.5g}") if isinstance(x, float) else x
+
+
+if __name__ == "__main__":
+    main()
