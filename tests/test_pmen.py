@@ -118,6 +118,17 @@ def test_it_enters_neither_moment():
     assert not optimizer.state[w]["exp_avg"].any() and not optimizer.state[w]["exp_avg_sq"].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_single_vector_gets_the_noise_of_a_matrix_with_one_row(dtype):
+    def moved(shape):
+        w = torch.nn.Parameter(torch.full((8,), 8**-0.5, dtype=dtype).view(shape))
+        w.grad = torch.zeros_like(w)
+        ng.GatedAdamW([("w", w)], lr=1e-3, unit_dim=-1, pmen=ng.PMEN()).step()
+        return w.detach().view(8)
+
+    assert torch.equal(moved((8,)), moved((1, 8))) and not torch.equal(moved((8,)), torch.full((8,), 8**-0.5, dtype=dtype))
+
+
 def test_it_touches_only_coordinates_with_little_second_moment():
     w = torch.nn.Parameter(torch.nn.functional.normalize(torch.randn(1, 8, dtype=torch.float64), dim=-1))
     twin = torch.nn.Parameter(w.detach().clone())

@@ -126,7 +126,7 @@ def add(
     largest psi is that of its smallest v.
     """
     # ngpt_core only: begin
-    if has_values(v) and setting.profile == "step" and not isinstance(key, Tensor) and v.numel():
+    if has_values(v) and setting.profile == "step" and not isinstance(key, Tensor) and v.numel() and v.ndim > 1:
         noisy = profile(v.amin(-1).sqrt(), setting) > 0
         if not noisy.any():
             return delta
