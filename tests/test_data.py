@@ -1,5 +1,6 @@
 """The data path: packing, the held-out split, the loader's promises, and what happens to damaged or missing files."""
 
+import contextlib
 import copy
 import gzip
 import hashlib
@@ -851,3 +852,32 @@ def test_an_error_in_the_thread_is_that_of_the_step(corpus):
     feed.next()  # it was read before
     with pytest.raises(OSError, match="the disk has gone"):
         feed.next()
+
+
+def test_what_a_gpu_s_stream_copies_is_waited_for_and_kept_until_it_was_used(corpus, monkeypatch):
+    """The order of the calls that torch documents for a copy on a stream of its own; the device itself is the CPU."""
+    log, kept = [], []
+
+    class Stream:
+        def record_event(self):
+            log.append("copied")
+            return "event"
+
+        def wait_event(self, event):
+            log.append(f"wait for {event}")
+
+    @contextlib.contextmanager
+    def within(stream):
+        log.append("begin")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "stream", within)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: kept.append(id(x)))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: log.append("pinned") or x)
+    feed = Feed(Loader([(corpus, 1.0)], 4, 16), 2, torch.device("cpu"), True)
+    feed.stream = Stream()
+    fed = feed.next()
+    feed.coming[1].result()
+    assert sorted(log) == sorted(2 * ["pinned", "pinned", "pinned", "begin", "copied"] + ["wait for event"])
+    assert log.index("copied") < log.index("wait for event") and kept == [id(x) for x in fed.tensors()]

@@ -1284,3 +1284,19 @@ def test_diagnostics_always_hold_the_whole_latest_step_under_the_groups_labels()
         p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
         optimizer.step()
     assert [(r["step"], r["name"]) for r in optimizer.diagnostics.records] == [(2, "rows"), (2, "own")]
+
+
+@pytest.mark.parametrize("unit_dim", [None, -1])
+def test_a_step_for_which_found_inf_is_not_zero_changes_no_bit(unit_dim):
+    """The attribute through which torch's fused optimizers are asked, on the device, to skip a step."""
+    p = torch.nn.Parameter(sphere.random(3, 5))
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=unit_dim, nonfinite="off")
+    for bad in (0.0, 1.0, 0.0):
+        state = optimizer.state.get(p, {})
+        before = [x.clone() for x in (p.detach(), *(state[key] for key in ("exp_avg", "exp_avg_sq") if state))]
+        p.grad = torch.full_like(p, math.nan) if bad else torch.randn_like(p)
+        optimizer.found_inf = torch.tensor(bad)
+        optimizer.step()
+        after = [p.detach(), optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]]
+        assert all(torch.equal(a, b) == bool(bad) for a, b in zip(after, before))
+    assert p.isfinite().all()

@@ -6,7 +6,8 @@
     auto_gate.py     the gate's threshold from statistics         single_file/    the optimizer as one file to copy
     groups.py        the rules of a parameter group               nonfinite.py    gradients with nan or inf
     paths.py         the plan of a group: each tensor's path      sharding.py     tensors in pieces on many ranks
-    fused*           the one-pass kernels
+    fused*           the one-pass kernels                         launches.py     on a GPU: tensors that share a launch
+    arriving.py      numbers between host and device, without waiting
 
 To follow one update, read gated_adamw.py (the shell), paths.py (the dispatch) and algorithm.py (the mathematics).
 The tangent projection (appendix B) and the angular cap (section 2.3) are ``sphere.tangent`` and ``sphere.cap_angle``.

@@ -20,13 +20,17 @@ from torch import Tensor
 
 from .. import __version__, sphere
 from ..config import ModelConfig
+from ..data.corpus import embedded
+from ..data.loader import Loader
 from ..nn.head import linear_cross_entropy, logit_scale
 from ..nn.mamba2 import causal_conv, conv
 from ..nn.moe import MoE
 from ..nn.ssd import kernel_missing, ssd, ssd_chunked, ssd_recurrent
+from ..optim.arriving import Arriving
 from ..optim.gated_adamw import GatedAdamW
 from ..optim.pmen import PMEN
 from ..optim.smgc import SMGC
+from ..train.feed import Feed
 
 __all__ = ["Row", "format_rows", "main", "run"]
 
@@ -95,22 +99,44 @@ def _optimizer(device: torch.device) -> Row:
         "coordinates": dict(a=1.0, weight_decay=0.1),
     }
 
+    def pieces(x: Tensor) -> list[Tensor]:
+        """Two of one shape, which share a launch on a GPU; one of another shape; one whose memory is not aligned."""
+        odd = torch.cat([x.new_zeros(1), x[440:].flatten()])[1:].view(72, 384)
+        return [x[:180].clone(), x[180:360].clone(), x[360:440].clone(), odd]
+
     def trained(fused: bool | None) -> Result:
-        params = {name: torch.nn.Parameter(start.clone()) for name in kinds}
-        groups = [{"params": [(name, params[name])], **kind} for name, kind in kinds.items()]
+        params = {name: [torch.nn.Parameter(x) for x in pieces(start)] for name in kinds}
+        groups = [{"params": [(f"{name}{i}", p) for i, p in enumerate(params[name])], **kind} for name, kind in kinds.items()]
         optimizer = GatedAdamW(groups, lr=0.01, smgc=SMGC(start=2), fused=fused, nonfinite="off")
-        for g in gradients:
-            for p in params.values():
-                p.grad = g
+        for t, g in enumerate(gradients):
+            for members in params.values():
+                for p, piece in zip(members, pieces(g)):
+                    p.grad = piece
+            if device.type == "cuda":  # where training skips steps on the device
+                optimizer.found_inf = torch.tensor(float(t == 5), device=device)
             optimizer.step()
-        moments = [optimizer.state[p][key] for p in params.values() for key in ("exp_avg", "exp_avg_sq")]
-        return [*(p.detach() - start for p in params.values()), *moments]
+        every = [p for members in params.values() for p in members]
+        moments = [optimizer.state[p][key] for p in every for key in ("exp_avg", "exp_avg_sq")]
+        return [*(torch.cat([p.detach() for p in members]) - start for members in params.values()), *moments]
 
     from ..optim.fused import usable
 
     missing = usable(start, start, -1)
     note = f"no fused step here: {missing}" if missing else ""
     return _compare("optimizer: fused step / plain step", lambda: trained(None), lambda: trained(False), 1e-4, device, note)
+
+
+def _travel(device: torch.device) -> Row:
+    """Batches to the device and back: on a GPU from pinned memory, on a stream of their own, and read once they arrive."""
+
+    def batches(ahead: bool) -> Result:
+        feed, found = Feed(Loader([(embedded(), 1.0)], 8, 256), 4, device, ahead), []
+        for _ in range(4):
+            for micro in feed.next().micro_batches:
+                found += [micro.tokens, micro.targets, *([micro.documents.ids] if micro.documents else [])]
+        return [torch.tensor(Arriving(x.flatten()).read() if ahead else x.flatten().tolist()) for x in found]
+
+    return _compare("batches: read ahead / when needed", lambda: batches(True), lambda: batches(False), 0.0, device)
 
 
 def _packed(b: int, T: int, device: torch.device) -> Tensor:
@@ -220,7 +246,7 @@ def run(device: str = "cpu") -> list[Row]:
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: this torch ({torch.__version__}) finds no CUDA device. Use --device cpu.")
-    return [_optimizer(where), *_scans(where), *_convolutions(where), _experts(where), _loss(where)]
+    return [_optimizer(where), _travel(where), *_scans(where), *_convolutions(where), _experts(where), _loss(where)]
 
 
 def format_rows(rows: list[Row], device: str = "cpu") -> str:
