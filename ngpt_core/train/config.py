@@ -130,7 +130,7 @@ class TrainConfig:
     stream: str = "bf16"
     """The hidden state between blocks in a bf16 run: bf16, or fp32. The step on the sphere is computed in fp32 either way; bf16
     rounds its result, which turns the state by 10 mrad over 52 blocks and moved no loss that was measured (0.00004 nats, 9
-    blocks). fp32 rounds nothing; at 30B it takes 2.2 GiB more per 8192 tokens and 0.2% of a step (simulated)."""
+    blocks). fp32 rounds nothing; at 30B it takes 2 GiB more per 8192 tokens and 0.2% of a step (simulated)."""
     compile: bool | None = None
     """torch.compile each block. Not given: on a GPU."""
     activation_checkpointing: str = "none"
