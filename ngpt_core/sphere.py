@@ -175,10 +175,12 @@ def step(h: Tensor, suggestion: Tensor, alpha: float | Tensor, dim: int = -1) ->
     same point.
 
     h, suggestion: unit vectors: the hidden state, and the normalized output of a block.
+        Half precisions are computed in float32 and rounded once, at the end.
     alpha: a number, or a vector of eigen learning rates, one per coordinate.
     dim: the axis of the vectors.
     """
-    return unit(h + alpha * (suggestion - h), dim)
+    (a, b), dtype = (widen(h), widen(suggestion)), torch.promote_types(h.dtype, suggestion.dtype)
+    return unit(a + alpha * (b - a), dim).to(dtype)
 
 
 def slerp(a: Tensor, b: Tensor, t: float | Tensor, dim: int = -1) -> Tensor:

@@ -1,5 +1,6 @@
 """Does the book's appendix say something about every public name, every field and every acronym?"""
 
+import ast
 import importlib
 import inspect
 import re
@@ -236,6 +237,33 @@ def test_a_place_becomes_a_link_once_the_repository_has_an_address():
     assert source_url("https://git.example.org/x", "main", "a.py", None) == "https://git.example.org/x/blob/main/a.py"
 
 
+# ---- what only a GPU runs --------------------------------------------------------------------------------------------
+def asks_for_cuda(function) -> bool:
+    """on_gpu(x), x.is_cuda, has_kernel(x, ...), torch.cuda.*, == "cuda"."""
+    nodes = list(ast.walk(function))
+    names = {n.id for n in nodes if isinstance(n, ast.Name)} | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    words = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return bool(names & {"on_gpu", "on_cpu", "has_kernel", "is_cuda"} or words & {"cuda"}) or any(
+        isinstance(n, ast.Attribute) and ast.unparse(n).startswith("torch.cuda.") for n in nodes
+    )
+
+
+def test_every_branch_of_cuda_is_in_the_table():
+    """Except where the machine is only named: the command line, the table of cards, rehearsals and the selftest itself."""
+    package, apart = ROOT / "ngpt_core", {"cli.py", "gpus.py", "rehearsal.py", "tools/selftest.py"}
+    page, missing = (ROOT / "book" / "gpu.md").read_text(), []
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package).as_posix()
+        if name in apart or name.startswith(("tools/simulate/", "optim/single_file/")):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            inside = node.body if isinstance(node, ast.ClassDef) else [node]
+            for function in (x for x in inside if isinstance(x, ast.FunctionDef) and asks_for_cuda(x)):
+                place = f"{name}::{node.name + '.' if function is not node else ''}{function.name}"
+                missing += [place] if f"{{src}}`{place}`" not in page else []
+    assert not missing, f"book/gpu.md lacks a row for {', '.join(missing)}: say what it does and how it was checked."
+
+
 # ---- the contents ----------------------------------------------------------------------------------------------------
 def test_chapters_are_numbered_and_the_appendix_is_not():
     first, chapters, appendix = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())["parts"]
@@ -243,7 +271,7 @@ def test_chapters_are_numbered_and_the_appendix_is_not():
     assert chapters["numbered"] and [int(f[:2]) for f in files] == list(range(1, 13))
     assert [entry["file"] for entry in first["chapters"]] == ["look_inside"] and "numbered" not in first
     assert "numbered" not in appendix
-    pages = ["notation", "architecture", "api", "promise", "glossary", "references", "changelog"]
+    pages = ["notation", "architecture", "api", "promise", "gpu", "glossary", "references", "changelog"]
     assert [entry["file"] for entry in appendix["chapters"]] == pages
 
 

@@ -239,10 +239,16 @@ def test_bfloat16_products_with_float32_masters_stay_close(corpus, tmp_path):
         new_run(corpus, tmp_path / f"bf16-{kind}", {"normalized": kind == "ngpt"}, steps=8, precision="bf16")
         for kind in ("ngpt", "gpt")
     ]
+    wide = {"precision": "bf16", "stream": "fp32", "activation_checkpointing": "full", "expert_parallel": 2}
+    runs.append(new_run(corpus, tmp_path / "stream-ngpt", steps=8, **wide))
+    runs.append(new_run(corpus, tmp_path / "stream-gpt", {"normalized": False}, steps=8, **wide))
     on_ranks(2, _train, *runs)
-    for a, b in zip(losses(tmp_path / "fp32"), losses(tmp_path / "bf16-ngpt")):
-        assert a != b and a == pytest.approx(b, abs=0.05)
-    assert losses(tmp_path / "bf16-gpt")[-1] < losses(tmp_path / "bf16-gpt")[0]
+    found = {name: losses(tmp_path / name) for name in ("bf16-ngpt", "bf16-gpt", "stream-ngpt", "stream-gpt")}
+    assert found["stream-ngpt"] != found["bf16-ngpt"]
+    for name in ("bf16-ngpt", "stream-ngpt"):
+        for a, b in zip(losses(tmp_path / "fp32"), found[name]):
+            assert a != b and a == pytest.approx(b, abs=0.05)
+    assert all(found[name][-1] < found[name][0] for name in ("bf16-gpt", "stream-gpt"))
 
 
 def _shards(run, corpus_folder, layout, folder) -> None:

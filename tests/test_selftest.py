@@ -1,9 +1,13 @@
 """Does the selftest pass here, and does it notice a fast path that is wrong?"""
 
+from functools import partial
+
 import pytest
 import torch
+from cuda_twins import cuda_twins
 
 from ngpt_core.cli import main
+from ngpt_core.nn import attention
 from ngpt_core.optim.pmen import PMEN
 from ngpt_core.tools import selftest
 
@@ -58,6 +62,25 @@ def test_other_wrong_fast_paths_are_noticed(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(selftest, "causal_conv", lambda x, w, bias, *packed: conv(x, w, bias))
         assert wrong() == ["convolution: packed / one by one"]
+
+
+@pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
+def test_the_rows_of_a_gpu_compare_what_they_say(monkeypatch):
+    """With the kernels' twins in place of the kernels, and a compiler that generates no code."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    device = torch.device("cpu")
+
+    def once(name, fast, slow, tolerance, *_):
+        return selftest.Row(name, selftest._error(fast(), slow()), tolerance, 1.0)
+
+    monkeypatch.setattr(selftest, "_compare", once)
+    with cuda_twins():
+        rows = [selftest._attention(device), *selftest._blocks(device)]
+        assert len(rows) == 5 and all(row.passed for row in rows), selftest.format_rows(rows)
+        monkeypatch.setattr(attention, "document_mask", lambda ids: torch.ones(512, 512, dtype=torch.bool).tril())
+        assert not selftest._attention(device).passed  # a leak between documents
+    row = selftest._loss(device, torch.bfloat16)
+    assert row.passed and row.error > 1e-4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

@@ -22,8 +22,11 @@ from .. import __version__, sphere
 from ..config import ModelConfig
 from ..data.corpus import embedded
 from ..data.loader import Loader
+from ..nn import attention
+from ..nn.documents import pack
 from ..nn.head import linear_cross_entropy, logit_scale
 from ..nn.mamba2 import causal_conv, conv
+from ..nn.model import LanguageModel
 from ..nn.moe import MoE
 from ..nn.ssd import kernel_missing, ssd, ssd_chunked, ssd_recurrent
 from ..optim.arriving import Arriving
@@ -225,18 +228,71 @@ def _experts(device: torch.device) -> Row:
     return _compare("experts: sorted products / loop", fast, slow, tolerance, device)
 
 
-def _loss(device: torch.device) -> Row:
+def _loss(device: torch.device, dtype: torch.dtype = torch.float32) -> Row:
+    """On CUDA, the Triton kernel between the products."""
     draw = torch.Generator().manual_seed(3)
     n, d, V = 512, 256, 8192
-    h, w = sphere.random(n, d, generator=draw).to(device), sphere.random(V, d, generator=draw).to(device)
+    h, w = sphere.random(n, d, generator=draw).to(device, dtype), sphere.random(V, d, generator=draw).to(device, dtype)
     s_z = (10 + torch.rand(V, generator=draw)).to(device)
     targets = torch.randint(0, V, (n,), generator=draw).to(device)
 
     def naive(h: Tensor, w: Tensor, s_z: Tensor) -> Tensor:
-        return F.cross_entropy(logit_scale(F.linear(h, w), s_z), targets)
+        return F.cross_entropy(logit_scale(F.linear(h.float(), w.float()), s_z), targets)
 
+    name, tolerance = ("loss: chunked / whole logits", 1e-4) if dtype == torch.float32 else ("loss: bfloat16 / float32", 2e-2)
     fast = lambda: _with_gradients(lambda h, w, s: linear_cross_entropy(h, w, targets, s_z=s), h, w, s_z)  # noqa: E731
-    return _compare("loss: chunked / whole logits", fast, lambda: _with_gradients(naive, h, w, s_z), 1e-4, device)
+    return _compare(name, fast, lambda: _with_gradients(naive, h, w, s_z), tolerance, device)
+
+
+def _attention(device: torch.device) -> Row:
+    """Packed documents by their offsets, in the precision that the kernel takes, against the dense mask in float32."""
+    draw = torch.Generator().manual_seed(5)
+    B, T, H, G, d_k = 2, 512, 8, 2, 64
+    q, k, v = (torch.randn(B, T, n, d_k, generator=draw).to(device, torch.bfloat16) for n in (H, G, G))
+    ids, scale = _packed(B, T, device), 0.125
+    documents = pack(ids)
+
+    def fast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention.varlen(q, k, v, documents, scale)
+
+    def slow(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attention.document_mask(ids), scale=scale, enable_gqa=True)
+        return out.transpose(1, 2).to(torch.bfloat16)
+
+    return _compare(
+        "attention: documents by offsets / mask", lambda: _with_gradients(fast, q, k, v),
+        lambda: _with_gradients(slow, q, k, v), 2e-2, device,
+    )  # fmt: skip
+
+
+def _blocks(device: torch.device) -> Iterator[Row]:
+    """Each kind of block compiled, as in training on a GPU, against itself uncompiled: packed documents, bfloat16."""
+    config = ModelConfig(
+        vocab_size=2, d_model=256, pattern="M*E-", n_heads=4, n_kv_heads=2, head_dim=64, mamba_heads=8, state=64, groups=2,
+        ff=512, n_experts=4, top_k=4, expert_ff=128, shared_ff=128,
+    )  # fmt: skip  # every token sees every expert: a rounding error cannot send it to another one
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(6)
+        model = LanguageModel(config).to(device, torch.bfloat16)
+        h = sphere.random(2, 256, 256).to(device, torch.bfloat16)
+    documents = pack(_packed(2, 256, device))
+    for name, block in zip(("Mamba-2", "attention", "MoE", "MLP"), model.blocks):
+        leaves = list(block.parameters())
+
+        def passes(forward: Callable, leaves: list = leaves) -> Twin:
+            def run() -> Result:
+                x = h.clone().requires_grad_()
+                out = forward(x, documents)[0]
+                weight = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
+                found = torch.autograd.grad((out.float() * weight).sum(), [x, *leaves], allow_unused=True)
+                return [out.detach(), *(g for g in found if g is not None)]
+
+            return run
+
+        yield _compare(
+            f"block: {name}, compiled / plain", passes(torch.compile(block.forward)), passes(block.forward), 5e-2, device
+        )
 
 
 def run(device: str = "cpu") -> list[Row]:
@@ -246,7 +302,10 @@ def run(device: str = "cpu") -> list[Row]:
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: this torch ({torch.__version__}) finds no CUDA device. Use --device cpu.")
-    return [_optimizer(where), _travel(where), *_scans(where), *_convolutions(where), _experts(where), _loss(where)]
+    rows = [_optimizer(where), _travel(where), *_scans(where), *_convolutions(where), _experts(where), _loss(where)]
+    if where.type == "cuda":
+        rows += [_loss(where, torch.bfloat16), _attention(where), *_blocks(where)]
+    return rows
 
 
 def format_rows(rows: list[Row], device: str = "cpu") -> str:

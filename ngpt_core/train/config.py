@@ -127,8 +127,12 @@ class TrainConfig:
     precision: str = "auto"
     """The precision of matrix products: fp32, or bf16 with fp32 master weights. auto: bf16 on a GPU with bf16 units
     (Ampere or newer), otherwise fp32."""
-    compile: bool = False
-    """torch.compile each block."""
+    stream: str = "bf16"
+    """The hidden state between blocks in a bf16 run: bf16, or fp32. The step on the sphere is computed in fp32 either way; bf16
+    rounds its result, which turns the state by 10 mrad over 52 blocks and moved no loss that was measured (0.00004 nats, 9
+    blocks). fp32 rounds nothing; at 30B it takes 2 GiB more per 8192 tokens and 0.2% of a step (simulated)."""
+    compile: bool | None = None
+    """torch.compile each block. Not given: on a GPU."""
     activation_checkpointing: str = "none"
     """none; selective: keep the results of matrix products and recompute the rest; full: recompute each block."""
     replicas: int = 1
@@ -160,8 +164,9 @@ class TrainConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"--{_flag(name)} must be one of {', '.join(choices)}; got {getattr(self, name)!r}.")
-        if not (self.verify_data is None or isinstance(self.verify_data, bool)):
-            raise ValueError(f"verify_data must be true or false; got {self.verify_data!r}.")
+        for name in ("verify_data", "compile"):
+            if not (getattr(self, name) is None or isinstance(getattr(self, name), bool)):
+                raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         if not self.data:
             raise ValueError("--data needs at least one corpus; leave it out for the embedded one.")
         if self.seed >= 2**63 - 2**32:  # steps are added to it
@@ -202,6 +207,7 @@ _FROM_ZERO = "eval_every diagnostics_every sample_every sample_tokens save_every
 _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "precision": ("auto", "fp32", "bf16"),
+    "stream": ("fp32", "bf16"),
     "activation_checkpointing": ("none", "selective", "full"),
 }
 _OF_MODEL = [f for f in fields(ModelConfig) if f.name not in ("name", "normalized")]  # those two are --preset and --baseline

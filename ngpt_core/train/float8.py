@@ -22,6 +22,12 @@ __all__ = ["Float8Products", "in_float8"]
 _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
+def _fits(x: Tensor, w: Tensor) -> bool:
+    """bfloat16 activations [..., n] and a matrix, with every side (also the number of tokens) a multiple of 16."""
+    halves = x.dtype == w.dtype == torch.bfloat16
+    return halves and w.ndim == 2 and x.ndim > 1 and all(n % 16 == 0 for n in (*w.shape, x.numel() // x.shape[-1]))
+
+
 class Float8Products(TorchFunctionMode):
     """A mode in which torchao computes the products that fit (see above). ``count`` is their number."""
 
@@ -39,17 +45,11 @@ class Float8Products(TorchFunctionMode):
         self.multiply, self.count = matmul_with_hp_or_float8_args.apply, 0
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
-        if func is F.linear and len(args) == 2 and not kwargs and self._fits(*args):
+        if func is F.linear and len(args) == 2 and not kwargs and _fits(*args):
             return self._product(args[0], args[1].t())
-        if func in _MATMULS and len(args) == 2 and self._fits(*args):
+        if func in _MATMULS and len(args) == 2 and _fits(*args):
             return self._product(*args)
         return func(*args, **(kwargs or {}))
-
-    @staticmethod
-    def _fits(x: Tensor, w: Tensor) -> bool:
-        """bfloat16 activations [..., n] and a matrix, with every side (also the number of tokens) a multiple of 16."""
-        halves = x.dtype == w.dtype == torch.bfloat16
-        return halves and w.ndim == 2 and x.ndim > 1 and all(n % 16 == 0 for n in (*w.shape, x.numel() // x.shape[-1]))
 
     def _product(self, x: Tensor, w: Tensor) -> Tensor:
         self.count += 1

@@ -13,13 +13,14 @@ already its share of the global mean (``model.loss(..., denominator=)``).
 
 Matrices are sharded along their first dimension, so a row (a point on the sphere) is never cut. The scales (alpha, s_qk, s_u,
 s_z, s_mamba, s_moe) and A_log, D, dt_bias stay whole and in float32 on every rank: they are small, and their updates would be
-lost in bfloat16's 8 bits. (The forward pass of a bfloat16 run rounds every scale except s_z.) Their gradients are summed in one
+lost in bfloat16's 8 bits. (The forward pass of a bfloat16 run rounds every scale except s_z
+and alpha.) Their gradients are summed in one
 message (``Parallel.finish_gradients``).
 """
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from torch.distributed.tensor import DTensor
 from ..config import ModelConfig
 from ..nn.model import LanguageModel
 from ..nn.moe import Experts
+from ..nn.residual import Residual
 from ..nn.scale import Scale
 from ..optim.sharding import local
 from ..rehearsal import rehearsing
@@ -197,14 +199,15 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
                 assert meshes is not None  # there is more than one rank
                 divide_experts(module, meshes[1])
     float8 = _float8(config, world) if config.float8 else None
-    if config.compile:  # one graph per kind of block, shape and grad mode: 8, the default, are too few
+    compiled = world.device.type == "cuda" if config.compile is None else config.compile
+    if compiled:  # one graph per kind of block, shape and grad mode: 8, the default, are too few
         torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
     for block in model.blocks:
         if float8 is not None:
             block.forward = in_float8(block.forward, float8)
         if config.activation_checkpointing != "none":
             block.forward = recomputed(block.forward, config.activation_checkpointing)
-        if config.compile:
+        if compiled:
             block.forward = torch.compile(block.forward)
     return Parallel(world, model) if meshes is None else _fully_shard(model, config, world, *meshes)
 
@@ -217,23 +220,29 @@ def _fully_shard(
     bf16 = uses_bf16(config, world.device)
     dtype = torch.bfloat16 if bf16 else None
     if bf16:
+        wide = {model.head.s_z, *(block.alpha for block in model.blocks)}  # the loss and the residual step compute in float32
         for module in model.modules():
-            if isinstance(module, Scale) and module is not model.head.s_z:
+            if isinstance(module, Scale) and module not in wide:
                 module.register_forward_hook(lambda module, args, value: value.to(torch.bfloat16))
         model.cache_dtype = dtype
+        for module in model.modules():
+            if isinstance(module, Residual) and config.stream == "fp32":
+                module.stream, module.products = torch.float32, torch.bfloat16
     wrap = partial(
         fully_shard,
         reshard_after_forward=config.reshard,
-        mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if bf16 else None),
         ignored_params=set(whole_parameters(model)),
     )
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if bf16 else None)
+    of_blocks = replace(policy, cast_forward_inputs=config.stream == "bf16")  # a stream in float32 is not rounded between them
     names = expert_mesh.mesh_dim_names or ()
     for module in model.modules():
         if isinstance(module, Experts) and config.expert_parallel > 1:
             cut = partial(cut_experts, shards=expert_mesh["shard"].size())
-            wrap(module, mesh=expert_mesh[tuple(name for name in names if name != "expert")], shard_placement_fn=cut)
+            own = expert_mesh[tuple(name for name in names if name != "expert")]
+            wrap(module, mesh=own, shard_placement_fn=cut, mp_policy=policy)
     for module in (model.embedding, *model.blocks, model.head, model):
-        wrap(module, mesh=mesh)
+        wrap(module, mesh=mesh, mp_policy=of_blocks if isinstance(module, Residual) else policy)
     # The entry points of the model and its head: ``loss`` and ``generate`` go through these two.
     register_fsdp_forward_method(model, "hidden")
     register_fsdp_forward_method(model.head, "loss")
