@@ -18,7 +18,7 @@ from torch import nn
 
 import ngpt_core as ng
 from ngpt_core.cli import main
-from ngpt_core.gpus import GIB
+from ngpt_core.gpus import GIB, GPUS
 from ngpt_core.tools.plan import plan_for
 from ngpt_core.train.metrics import read_metrics
 
@@ -200,17 +200,33 @@ def test_the_slurm_script_is_a_script_and_asks_for_what_it_starts():
 
 
 # ---- chapter 11: the figures -----------------------------------------------------------------------------------------
-def test_the_planned_bar_is_the_pages_total():
-    page, _ = plan_for({}, {"preset": "30B"}, 64, "h100-80gb", 0.35)
-    total = float(re.search(r"total\s+([\d.]+)", page)[1])
-    assert training.planned("30B", "h100-80gb", 64)["total"] == pytest.approx(total, abs=0.01)
-    hand = planning.by_hand("30B", 2, "selective", "bf16", "h100-80gb")  # the page's own choice
-    assert sum(hand[part][3] for part in training.PARTS) == pytest.approx(total, abs=0.01)
-    assert hand["here"] == 75.0 and planning.rank_memory("30B", 64, 2, "selective", "bf16").total / GIB == hand["at64"]
+FOR_30B = {"expert_parallel": 8, "replicas": 1, "micro_batch": 2, "activation_checkpointing": "selective"}
 
 
-def test_without_a_loss_the_scaled_out_days_are_the_pages():
-    page, _ = plan_for({}, {"preset": "30B"}, 64, "h100-80gb", 0.35)
+@pytest.fixture(scope="module")
+def page():
+    """The plan of 30B on 64 H100 in a layout that is stored."""
+    return plan_for(FOR_30B, {"preset": "30B"}, 64, "h100-80gb", 0.35)[0]
+
+
+def test_the_stored_layouts_are_those_of_the_planner(page):
+    total, step = float(re.search(r"total\s+([\d.]+)", page)[1]), float(re.search(r"about ([\d.]+) s per step", page)[1])
+    hand = planning.by_hand("30B", 8, "selective", 2)
+    assert sum(hand[part][3] for part in training.PARTS) == pytest.approx(total, rel=0.02) == hand["at64"]
+    assert hand["step64"] == pytest.approx(step, rel=0.05) and hand["here"] == 75.0
+    assert sum(hand[part][3] for part in planning.SPENT) == pytest.approx(hand["step64"], rel=0.01)
+
+
+@pytest.mark.parametrize("gpu", ["a100-40gb", "h100-80gb"])
+def test_the_planned_bar_is_the_shortest_step_that_fits(gpu):
+    room, planned = GPUS[gpu].room / GIB, training.planned("30B", gpu, 64)
+    ways = [way for key, way in training.layouts()["30B"].items() if key.startswith("64 ")]
+    fits = [way for way in ways if sum(way["memory"].values()) <= room]
+    best = min(fits, key=lambda way: way["seconds"]["total"])
+    assert planned["total"] == pytest.approx(sum(best["memory"].values())) and planned["left"] >= 0
+
+
+def test_without_a_loss_the_scaled_out_days_are_the_pages(page):
     days = float(re.search(r"about ([\d.]+) days", page)[1])
     found = planning.scaling_out("30B", "h100-80gb", 0.35, 1.0)
     assert found["days"][3] == pytest.approx(days, abs=0.05) and found["ideal"] == pytest.approx(found["days"])

@@ -213,6 +213,8 @@ def test_the_figures_are_consistent():
     found = tiny(2, micro_batch=1)
     assert sum(found.memory.values()) == found.peak_bytes
     assert found.seconds["total"] == pytest.approx(sum(s for kind, s in found.seconds.items() if kind != "total"))
+    assert all(0 <= one.exposed <= one.seconds for one in found.collectives)
+    assert sum(one.exposed for one in found.collectives) == pytest.approx(found.seconds["communication"])
     assert found.bound < found.seconds["total"] and 0 < found.mfu() < found.mfu(found.bound) < 1
     needed = flops_per_token(found.model, 128) * 8 * 128 / 2
     assert 0.8 * needed < found.flops < 1.6 * needed  # with documents, attention and scan compute what a mask then hides

@@ -1,8 +1,8 @@
 """What does chapter 11 let the reader plan by hand? Memory over ranks, time and GPU hours over GPUs, how often to save.
 
-Memory and FLOPs are those of ``tools/plan.py``, on the ladder's batch of 512 sequences of 8192 tokens. Whatever no formula
-gives is a slider: the share of the peak that a run reaches, how much of it remains when GPUs double, how often a GPU fails, and
-how long a save takes.
+Memory and the length of a step are those of stored layouts (``training.stored``), on the ladder's batch of 512 sequences of
+8192 tokens. What no formula gives is a slider: the share of the peak that a run reaches, how much of it remains when GPUs
+double, how often a GPU fails, and how long a save takes.
 
     N          GPUs = ranks
     tau        time between two saves             delta   seconds that a save stops training
@@ -10,8 +10,6 @@ how long a save takes.
 """
 
 import math
-from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import plotly.graph_objects as go
@@ -19,46 +17,85 @@ from plotly.subplots import make_subplots
 
 from ngpt_core.gpus import GIB, GPUS
 from ngpt_core.presets import preset
-from ngpt_core.tools.plan import RESERVE, Memory, memory
+from ngpt_core.tools.simulate import Result
+from ngpt_core.tools.simulate.storage import KINDS
 from ngpt_core.train.config import TrainConfig, run_defaults
 
 from ..theme import COLORS, powers
-from .training import PART_COLORS, PARTS, ROOM, ROOM_KEY, work
+from .training import PART_COLORS, PARTS, ROOM, ROOM_KEY, layout, work
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
-BATCH = 512
+BATCH, SEQ_LEN = 512, 8192
 TICKS = [str(n) for n in RANKS]
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
-@cache
-def rank_memory(name: str, ranks: int, micro_batch: int, how: str, precision: str) -> Memory | None:
-    """The memory of a rank; None if its share of the batch is smaller than the micro-batch."""
-    if micro_batch * ranks > BATCH:
-        return None
-    model = preset(name)
-    config = TrainConfig.from_dict(run_defaults(model))
-    return memory(model, replace(config, micro_batch=micro_batch, activation_checkpointing=how, precision=precision), ranks)
+# ---- memory and time of a layout ---------------------------------------------------------------------------------------
+SPENT = {  # what is drawn -> kinds of the estimate, color
+    "Mamba": (("mamba",), "blue"),
+    "attention": (("attention",), "red"),
+    "experts": (("moe", "mlp"), "teal"),
+    "head": (("head", "embedding"), "magenta"),
+    "messages": (("communication",), "gold"),
+    "optimizer, host": (("optimizer", "host", "other"), "grey"),
+}
 
 
-def by_hand(name: str, micro_batch: int, how: str, precision: str, gpu: str) -> dict:
-    """GiB on the fullest rank, part by part, for each number of ranks; and the GPU's memory."""
-    needs = [rank_memory(name, ranks, micro_batch, how, precision) for ranks in RANKS]
-    room = GPUS[gpu].memory - RESERVE
-    parts = {part: [math.nan if need is None else getattr(need, part) / GIB for need in needs] for part in PARTS}
-    return {**parts, "room": [room / GIB] * len(RANKS), "here": room / GIB, "at64": needs[RANKS.index(64)].total / GIB}
+def by_hand(name: str, expert_parallel: int, how: str, micro_batch: int) -> dict:
+    """GiB on the fullest rank and seconds of a step, part by part, for each number of GPUs."""
+    found = [layout(name, ranks, expert_parallel, how, micro_batch) for ranks in RANKS]
+    room = GPUS["h100-80gb"].room / GIB
+    memory = {part: [math.nan if one is None else one["memory"][part] for one in found] for part in PARTS}
+    spent = {
+        part: [math.nan if one is None else sum(one["seconds"].get(kind, 0.0) for kind in kinds) for one in found]
+        for part, (kinds, _) in SPENT.items()
+    }
+    at = found[RANKS.index(64)]
+    assert at is not None
+    tokens, flops = work(name)
+    step = flops / tokens * BATCH * SEQ_LEN
+    total = at["seconds"]["total"]
+    return {
+        **memory,
+        **spent,
+        "room": [room] * len(RANKS),
+        "here": room,
+        "at64": sum(at["memory"].values()),
+        "step64": total,
+        "mfu64": 100 * step / (64 * GPUS["h100-80gb"].peak * total),
+    }
 
 
 def by_hand_figure(v: dict) -> go.Figure:
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    for part in PARTS:
+        figure.add_bar(x=TICKS, y=v[part], name=part, marker_color=COLORS[PART_COLORS[part]], legend="legend", row=1, col=1)
+    for look in ROOM:
+        figure.add_scatter(x=TICKS, y=v["room"], mode="lines", legend="legend", **look, row=1, col=1)
+    figure.add_scatter(**ROOM_KEY, legend="legend", row=1, col=1)
+    for part, (_, color) in SPENT.items():
+        figure.add_bar(x=TICKS, y=v[part], name=part, marker_color=COLORS[color], legend="legend2", row=2, col=1)
+    figure.update_xaxes(type="category")
+    figure.update_xaxes(title="GPUs", row=2, col=1)
+    figure.update_yaxes(title="GiB per rank", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title="seconds per step", rangemode="tozero", row=2, col=1)
+    places = {"legend": {"y": 1.0, "yanchor": "top"}, "legend2": {"y": 0.46, "yanchor": "top"}}
+    return figure.update_layout(barmode="stack", height=640, **places)
+
+
+# ---- a simulated step --------------------------------------------------------------------------------------------------
+def step_figure(step: Result) -> go.Figure:
+    """Memory of one rank over a simulated step, by kind; the time is the estimate of the operators, without messages."""
+    points = step.timeline[:: max(1, len(step.timeline) // 250)]
+    milliseconds = [1000 * at for at, _ in points]
+    sizes = {kind: [used[i] / GIB for _, used in points] for i, kind in enumerate(KINDS)}
+    sizes["activations"] = [a + b for a, b in zip(sizes["activations"], sizes.pop("temporary"))]
     figure = go.Figure()
     for part in PARTS:
-        figure.add_bar(x=TICKS, y=v[part], name=part, marker_color=COLORS[PART_COLORS[part]])
-    for look in ROOM:
-        figure.add_scatter(x=TICKS, y=v["room"], mode="lines", **look)
-    figure.add_scatter(**ROOM_KEY)
-    figure.update_xaxes(title="GPUs", type="category")
-    figure.update_yaxes(title="GiB on the fullest rank", rangemode="tozero")
-    return figure.update_layout(barmode="stack", height=440, legend_traceorder="normal")
+        look = {"mode": "lines", "line": {"width": 0.5, "color": COLORS[PART_COLORS[part]]}, "stackgroup": "memory"}
+        figure.add_scatter(x=milliseconds, y=sizes[part], name=part, **look)
+    figure.update_xaxes(title="milliseconds of operators")
+    figure.update_yaxes(title="GiB on one rank", rangemode="tozero")
+    return figure.update_layout(height=400)
 
 
 # ---- time and GPU hours ----------------------------------------------------------------------------------------------

@@ -1,26 +1,24 @@
 """What does chapter 11 draw? The planner's results for the ladder on given GPUs: memory per rank, days, GPU hours, cost.
 
-Nothing here is measured: parameters and optimizer state are counted, activations estimated, and time rests on an assumed MFU,
-all by ``tools/plan.py``.
+Nothing here is measured. The memory of layouts is stored (data/make_layouts.py writes what ``tools/layout.py`` says), and time
+rests on an assumed MFU.
 """
 
-import math
-from dataclasses import replace
 from functools import cache
 
 import plotly.graph_objects as go
 
 from ngpt_core.gpus import GIB, GPUS
 from ngpt_core.presets import LADDER, preset
-from ngpt_core.tools.plan import RESERVE, Memory, memory
 from ngpt_core.train.config import TrainConfig, run_defaults, total_steps
 from ngpt_core.train.flops import flops_per_token
 
+from ..data import stored
 from ..theme import COLORS, powers
 
 PART_COLORS = {
-    "parameters": "blue", "optimizer": "red", "gradients": "teal",
-    "gathered": "magenta", "activations": "gold", "logits": "grey",
+    "parameters": "blue", "moments": "red", "gradients": "teal",
+    "gathered": "magenta", "activations": "gold", "loss": "grey",
 }  # fmt: skip
 PARTS = tuple(PART_COLORS)
 ROOM = (  # white dashes on a dark line: one of the two is seen on any page and on bars of any color
@@ -33,14 +31,20 @@ ROOM_KEY = {  # its line in the legend
 
 
 @cache
-def _candidates(name: str, gpus: int) -> list[Memory]:
-    """The memory of a rank for each way to run: the least recomputation first, then the largest micro-batch."""
-    model = preset(name)
-    config = TrainConfig.from_dict(run_defaults(model))
-    share = config.batch_size // gpus
-    rows = [2**i for i in range(int(math.log2(share)), -1, -1)]
-    kinds = ("none", "selective", "full")
-    return [memory(model, replace(config, activation_checkpointing=how, micro_batch=n), gpus) for how in kinds for n in rows]
+def layouts() -> dict[str, dict[str, dict]]:
+    """Preset -> "GPUs, expert parallelism, checkpointing, micro-batch" -> memory in GiB and seconds, by kind."""
+    return stored("layouts")
+
+
+def layout(name: str, gpus: int, expert_parallel: int, how: str, rows: int) -> dict | None:
+    """A stored layout: ``memory`` and ``seconds`` by kind; None if its share of the batch is less than a micro-batch."""
+    found = layouts()[name].get(f"{gpus} {expert_parallel} {how} {rows}")
+    return found and {"memory": parts(found["memory"]), "seconds": found["seconds"]}
+
+
+def parts(memory: dict[str, float]) -> dict[str, float]:
+    """The memory by the parts that are drawn: temporary memory is drawn with the activations."""
+    return {part: memory[part] + (memory["temporary"] if part == "activations" else 0.0) for part in PARTS}
 
 
 @cache
@@ -52,10 +56,13 @@ def work(name: str) -> tuple[float, float]:
     return tokens, tokens * flops_per_token(model, config.seq_len)
 
 
-def fitting(name: str, gpu: str, gpus: int) -> Memory:
-    """The first way to run that fits, or the one with the least memory if none does."""
-    ways = _candidates(name, gpus)
-    return next((need for need in ways if need.total <= GPUS[gpu].memory - RESERVE), ways[-1])
+def fitting(name: str, gpu: str, gpus: int) -> dict[str, float]:
+    """The memory in GiB of the layout with the shortest step of those that fit, or of the smallest if none does."""
+    ways = [way for key, way in layouts()[name].items() if key.startswith(f"{gpus} ")]
+    fits = [way for way in ways if sum(way["memory"].values()) * GIB <= GPUS[gpu].room]
+    if fits:
+        return parts(min(fits, key=lambda way: way["seconds"]["total"])["memory"])
+    return parts(min(ways, key=lambda way: sum(way["memory"].values()))["memory"])
 
 
 def days(tokens: float, flops_per_token: float, gpus: int, peak: float, mfu: float) -> float:
@@ -66,14 +73,13 @@ def days(tokens: float, flops_per_token: float, gpus: int, peak: float, mfu: flo
 def planned(name: str, gpu: str, gpus: int) -> dict:
     """Memory of a rank in GiB, part by part, the GPU's memory, and the days at an assumed MFU of 35%."""
     need = fitting(name, gpu, gpus)
-    room = GPUS[gpu].memory - RESERVE
+    room, total = GPUS[gpu].room / GIB, sum(need.values())
     tokens, flops = work(name)
-    parts = [getattr(need, part) / GIB for part in PARTS]
     return {
-        "parts": parts,
-        "room": [room / GIB] * 2,
-        "total": need.total / GIB,
-        "left": (room - need.total) / GIB,
+        "parts": list(need.values()),
+        "room": [room] * 2,
+        "total": total,
+        "left": room - total,
         "days": days(tokens, flops / tokens, gpus, GPUS[gpu].peak, 0.35),
     }
 

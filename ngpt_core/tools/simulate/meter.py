@@ -14,7 +14,7 @@ other collective, is exposed. This is a model, not a measurement.
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -57,6 +57,10 @@ class Collective:
     bytes: int = 0
     seconds: float = 0.0
     """The estimate, whether exposed or not."""
+    exposed: float = 0.0
+    """The part of it that no computation hides."""
+    beside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Phase -> seconds that run beside the computation of that phase."""
 
 
 @dataclass
@@ -137,6 +141,8 @@ class Meter:
         one.seconds += self.weight * seconds
         beside = name in ("all_gather", "reduce_scatter") or (name, axis) == ("all_reduce", "replica")
         self.talking[self.now.phase][beside] += self.weight * seconds
+        if beside:
+            one.beside[self.now.phase] += self.weight * seconds
 
     # ---- the roofline --------------------------------------------------------------------------------------------------
     def seconds(self) -> dict[str, float]:
@@ -151,6 +157,16 @@ class Meter:
             found["host"] += host
         found["total"] = sum(found.values())
         return dict(found)
+
+    def overlapped(self) -> list[Collective]:
+        """The collectives, with what of each is exposed: those beside a phase share what is longer than its computation."""
+        for one in self.collectives.values():
+            one.exposed = one.seconds - sum(one.beside.values())
+            for phase, seconds in one.beside.items():
+                computing = sum(t.estimate for t in self.computing[phase].values())
+                total = self.talking[phase][True]
+                one.exposed += seconds * max(0.0, 1 - computing / total) if total else 0.0
+        return list(self.collectives.values())
 
     def bound(self) -> float:
         """No step is shorter than this: the roofline with everything overlapped that can be, and no host."""

@@ -124,14 +124,14 @@ class Result:
         ]
         if not self.fits:
             lines += ["it would fit with: " + ("; or ".join(advice) or "none of the changes that ngpt plan knows"), ""]
-        lines.append("collectives                axis       ranks        count          GiB   seconds")
+        lines.append("collectives                axis   ranks               count          GiB   seconds   exposed   beside")
         for one in sorted(self.collectives, key=lambda one: -one.bytes):
             place = "in a node" if one.nodes == 1 else f"{one.nodes} nodes"
             lines.append(
-                f"  {one.op:<16} {one.axis:>12} {one.ranks:>7} {place:<10}{one.count:>6} {one.bytes / GIB:>12.3f} "
-                f"{one.seconds:>9.3f}"
+                f"  {one.op:<16} {one.axis:>12} {one.ranks:>7} {place:<10}{one.count:>9,} {one.bytes / GIB:>12.3f} "
+                f"{one.seconds:>9.3f} {one.exposed:>9.3f}   {' and '.join(one.beside) or '-'}"
             )
-        lines += ["  all_gather, reduce_scatter and the replicas' all_reduce run beside the computation", ""]
+        lines += ["  exposed: the seconds that the computation of the phases beside it does not hide", ""]
         waits = sum(self.host_waits.values())
         lines.append(f"the host waits for the device {waits} times" + (":" if waits else ""))
         lines += [f"  {count:>6}  {where}" for where, count in sorted(self.host_waits.items(), key=lambda item: -item[1])]

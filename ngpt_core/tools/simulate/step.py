@@ -91,7 +91,7 @@ def simulate(
         model=model, config=config, gpu=gpu, kernels=kernels, routing=routing, document_length=document_length, ranks=gpus,
         peak_bytes=peak.bytes, peak_where=peak.where, peak_phase=peak.phase, peak_module=peak.module, memory=peak.memory,
         highest=memory.highest, at_update=watch.at_update, timeline=memory.timeline,
-        collectives=list(meter.collectives.values()), host_waits=dict(machine.waits), copied=machine.copied,
+        collectives=meter.overlapped(), host_waits=dict(machine.waits), copied=machine.copied,
         operations=dict(meter.operations), flops=meter.flops, traffic=meter.traffic, seconds=meter.seconds(),
         bound=meter.bound(), useful=useful,
     )  # fmt: skip
