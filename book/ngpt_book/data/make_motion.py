@@ -1,6 +1,6 @@
 """What happens while a model learns? Writes motion.json, which the training animations draw.
 
-    OMP_NUM_THREADS=1 python book/ngpt_book/data/make_motion.py     (with CPython 3.11.7; five minutes of one core)
+    OMP_NUM_THREADS=1 python book/ngpt_book/data/make_motion.py     (with CPython 3.11.7; four minutes of one core)
 
 The smallest hybrid of chapter 9, GPT and nGPT on the same batches (seed 1), each with the numbers that its tuning found there,
 trained by the package's Trainer on the evidence's text, the library of CPython 3.11.7. Recording does not change the runs:

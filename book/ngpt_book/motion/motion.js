@@ -1,6 +1,6 @@
 // What can the reader do with an animation? Play and pause it, move through it, save a frame as PNG or all of it as GIF.
 //
-// Nothing plays by itself. It pauses when it leaves the screen. With prefers-reduced-motion it steps from frame to frame, two a
+// Nothing plays by itself. It pauses when nobody can see it. With prefers-reduced-motion it steps from frame to frame, two a
 // second, and nothing glides in between.
 
 const HOLD = 200, PER_SECOND = 2;  // hundredths of a second on a GIF's last frame; frames with reduced motion
@@ -19,7 +19,7 @@ function start(element) {
     <button type="button" data-save="gif" aria-label="Save the animation as GIF" title="Save the animation as GIF">GIF</button></span>
     <span class="ngm-hidden" role="status"></span>`;
   const play = $(".ngm-play"), slider = $("input"), status = $("[role=status]");
-  let frame = last, playing = false, began = 0;
+  let frame = last, playing = false, began = 0, next = 0;
 
   function show(to) {
     frame = Math.max(0, Math.min(last, to));
@@ -37,19 +37,19 @@ function start(element) {
     playing = on;
     element.dataset.playing = on;
     play.innerHTML = icon(on ? "Pause" : "Play");
+    cancelAnimationFrame(next);
     if (!on) return;
     if (frame >= last) show(0);
     began = performance.now() - (1000 * data.seconds * frame) / last;
-    requestAnimationFrame(tick);
+    next = requestAnimationFrame(tick);
   }
 
   function tick(now) {
-    if (!playing) return;
     const wanted = Math.max(0, ((now - began) / 1000 / data.seconds) * last), stride = last / data.seconds / PER_SECOND;
     const to = reduced.matches ? Math.min(last, Math.floor(Math.floor(wanted / stride) * stride)) : wanted;
     if (!reduced.matches || to !== frame) show(wanted >= last ? last : to);
     if (frame >= last) run(false);
-    else requestAnimationFrame(tick);
+    else next = requestAnimationFrame(tick);
   }
 
   play.innerHTML = icon("Play");
@@ -57,6 +57,7 @@ function start(element) {
   $(".ngm-picture").addEventListener("click", () => run(!playing));
   slider.addEventListener("input", () => { run(false); show(Number(slider.value)); });
   new IntersectionObserver(([seen]) => { if (!seen.isIntersecting) run(false); }).observe(element);
+  document.addEventListener("visibilitychange", () => { if (document.hidden) run(false); });
   new ResizeObserver(() => show(frame)).observe(element);  // the other picture may show now
 
   // -- images --------------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ function start(element) {
   function ground() {
     for (let e = element; e; e = e.parentElement) {
       const color = getComputedStyle(e).backgroundColor;
-      if (!/^transparent$|, 0\)$/.test(color)) return color;
+      if (!/^(transparent|rgba\(.*, 0\))$/.test(color)) return color;
     }
     return "white";
   }
