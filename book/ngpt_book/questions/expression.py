@@ -40,25 +40,24 @@ def evaluate(text: str, symbols: Mapping[str, float]) -> float:
 
 
 def _value(node: ast.AST, symbols: Mapping[str, float], text: str) -> float:
-    try:
-        match node:
-            case ast.Constant(value=bool() | complex() | str()):
-                pass
-            case ast.Constant(value=int() | float() as number):
-                return float(number)
-            case ast.Name(id=name) if name in symbols or name in CONSTANTS:
-                return float(symbols.get(name, CONSTANTS.get(name, math.nan)))
-            case ast.UnaryOp(op=op, operand=x) if type(op) in OPERATORS:
-                return OPERATORS[type(op)](_value(x, symbols, text))
-            case ast.BinOp(left=x, op=op, right=y) if type(op) in OPERATORS:
-                return OPERATORS[type(op)](_value(x, symbols, text), _value(y, symbols, text))
-            case ast.Call(func=ast.Name(id=name), args=[x], keywords=[]) if name in FUNCTIONS:
-                return FUNCTIONS[name](_value(x, symbols, text))
-    except (ZeroDivisionError, OverflowError):
-        return math.nan
-    except ValueError as error:
-        if "math domain" in str(error) or "nonnegative" in str(error) or "expected" in str(error):
-            return math.nan  # outside the function's domain
-        raise
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return float(number)
+        case ast.Name(id=name) if name in symbols or name in CONSTANTS:
+            return float(symbols[name] if name in symbols else CONSTANTS[name])
+        case ast.UnaryOp(op=op, operand=x) if type(op) in OPERATORS:
+            return _applied(OPERATORS[type(op)], _value(x, symbols, text))
+        case ast.BinOp(left=x, op=op, right=y) if type(op) in OPERATORS:
+            return _applied(OPERATORS[type(op)], _value(x, symbols, text), _value(y, symbols, text))
+        case ast.Call(func=ast.Name(id=name), args=[x], keywords=[]) if name in FUNCTIONS:
+            return _applied(FUNCTIONS[name], _value(x, symbols, text))
     names = ", ".join([*symbols, *CONSTANTS, *FUNCTIONS])
     raise ValueError(f"In {text!r}, {ast.unparse(node)!r} is not understood. A formula has numbers, + - * / ^ and {names}.")
+
+
+def _applied(function: Callable[..., float], *values: float) -> float:
+    """The function's value, NaN outside its domain or beyond the largest float."""
+    try:
+        return function(*values)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return math.nan

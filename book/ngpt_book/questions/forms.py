@@ -174,7 +174,7 @@ class Axis:
             ends, values = np.log10(ends), np.log10(np.maximum(values, 1e-300))
         return np.clip((values - ends[0]) / (ends[1] - ends[0]), 0.0, 1.0)
 
-    def at(self, share: np.ndarray) -> np.ndarray:
+    def at(self, share: Any) -> Any:
         """The inverse of ``place``."""
         if self.log:
             return 10 ** (np.log10(self.low) + share * (np.log10(self.high) - np.log10(self.low)))

@@ -5,6 +5,7 @@ it on a screen until the reader has committed to a curve.
 """
 
 import html
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,11 @@ LEFT, RIGHT, TOP, BOTTOM = 78, 622, 16, 338  # of the plot inside the picture
 MARGIN = 14  # around the plot, where a stroke may begin and end too
 
 
-def across(u):
+def across(u: Any) -> Any:
     return LEFT + u * (RIGHT - LEFT)
 
 
-def up(v):
+def up(v: Any) -> Any:
     return BOTTOM - v * (BOTTOM - TOP)
 
 
@@ -54,7 +55,7 @@ def _gap(box: tuple[float, float, float, float], points: np.ndarray) -> float:
     return float(np.hypot(np.maximum(np.maximum(x0 - x, x - x1), 0), np.maximum(np.maximum(y0 - y, y - y1), 0)).min())
 
 
-def name_of(heights: np.ndarray, others: list[np.ndarray], text: str, kind: str, taken: list) -> str:
+def name_of(heights: np.ndarray, others: list[np.ndarray], text: str, kind: str, taken: list[tuple]) -> str:
     """A curve's name, near the curve and away from the others and from the names before it (whose boxes are ``taken``)."""
     mine, rest = _points(heights), np.concatenate([_points(o) for o in others] or [np.full((1, 2), 1e4)])
     width, best = 12.5 * len(text), None  # as on a phone, where the type is largest
@@ -86,7 +87,9 @@ def svg(curve: Curve) -> str:
         parts.append(f'<text x="{LEFT - 9}" y="{y}" dy=".35em" text-anchor="end">{text}</text>')
     parts.append(f'<path class="ngq-axes" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>')
     parts.append(f'<text x="{across(0.5):.0f}" y="{HEIGHT - 8}" text-anchor="middle">{curve.x.title}</text>')
-    truth, taken, others = curve.drawn(curve.truth), [], []
+    truth = curve.drawn(curve.truth)
+    others: list[np.ndarray] = []
+    taken: list[tuple[float, float, float, float]] = []
     if curve.given:
         name, values = curve.given
         others = [curve.drawn(values)]
