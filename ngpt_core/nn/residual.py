@@ -44,6 +44,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 class Residual(nn.Module):
     """A block and its step: (h, aux) -> (h, aux), where aux is None unless the block routes."""
 
+    off: Tensor | None = None
+    """nGPT, for ``--sentinel``: [1], the largest | ||h|| - 1 | among the states h that the fused step has read."""
+
     def __init__(self, config: ModelConfig, mixer: nn.Module) -> None:
         super().__init__()
         self.eps, self.abs_alpha = config.norm_eps, config.abs_alpha
@@ -72,7 +75,7 @@ class Residual(nn.Module):
             return h + out, aux
         alpha = self.alpha().abs() if self.abs_alpha else self.alpha()  # alpha in R_{>=0}
         if rows_cpu.takes(h, out, alpha):
-            return rows_cpu.step(h, out, alpha), aux
+            return rows_cpu.step(h, out, alpha, self.off), aux
         return sphere.step(h, sphere.unit(out), alpha), aux  # eqs. ATTNnew2, MLPnew2
 
     def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> object:
