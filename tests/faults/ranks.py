@@ -20,10 +20,10 @@ FAULTS = [  # (fault, place, rank)
 def ranks(folder: Path) -> Iterator[tuple[str, str]]:
     """(what, outcome): every rank ends by itself, with a status that is not 0, and the resumed run ends as if undisturbed."""
     pack(sentences(200), folder / "corpus", ByteTokenizer(), val_fraction=0.1)
-    train(new_run(folder / "corpus", folder / "straight", steps=watchdog.STEPS))
+    train(new_run(str(folder / "corpus"), folder / "straight", steps=watchdog.STEPS))
     for fault, place, bad in FAULTS:
         out = folder / f"{fault}-{place}-{bad}"
-        run = new_run(folder / "corpus", out, steps=watchdog.STEPS, save_every=2, timeout=watchdog.TIMEOUT)
+        run = new_run(str(folder / "corpus"), out, steps=watchdog.STEPS, save_every=2, timeout=watchdog.TIMEOUT)
         codes, errors, _ = watchdog.play(2, run, fault, place, bad)
         what = f"{fault}, {place}, rank {bad}: {codes}"
         if None in codes or 0 in codes:

@@ -156,8 +156,7 @@ def main() -> int:
     torch.set_num_threads(1)
     logging.getLogger("ngpt_core").setLevel(logging.ERROR)  # warnings about folders without a seal
     begin = time.monotonic()
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    found: dict = {k: v for k, v in kept.items() if k.split(",")[0] in PARTS and k.split(",")[0] not in args.only}
+    found: dict = {}
     left = sum(SHARES[part] for part in args.only)
     for part in args.only:
         rest = begin + 60 * args.minutes - time.monotonic()
@@ -166,10 +165,14 @@ def main() -> int:
         for name, counts in outcomes.items():
             found[name] = dict(sorted(counts.items()))
             print(f"{name}: {counts}", flush=True)
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    dates = kept.get("dates", dict.fromkeys(PARTS, kept.get("date")))
+    dates |= dict.fromkeys(args.only, f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}")
+    found |= {k: v for k, v in kept.items() if k.split(",")[0] in PARTS and k.split(",")[0] not in args.only}
     counts_of = [counts for name, counts in found.items() if name != "leaks"]
     bad = sum(count for counts in counts_of for name, count in counts.items() if name in cases.BAD)
     total = sum(sum(counts.values()) for counts in counts_of)
-    about = {"date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}", "torch": torch.__version__}
+    about: dict = {"dates": dates, "torch": torch.__version__}
     about |= {"python": platform.python_version(), "cases": total, "failures": bad}
     RESULTS.write_text(json.dumps(about | found, indent=1) + "\n")
     print(f"{total:,} cases, {bad} failures")
