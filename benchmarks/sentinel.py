@@ -1,15 +1,18 @@
 """How many flipped bits does ``--sentinel`` find, where, and what does it cost?
 
-    python benchmarks/sentinel.py [--presets pico micro] [--flips 500] [--trials 3] [--rounds 15] [--out FILE.json]
+    python benchmarks/sentinel.py [--presets pico micro] [--flips 500] [--trials 3] [--rounds 60] [--out FILE.json]
 
     at rest     one bit of a parameter or moment flips, from another thread, at a random time of a whole step; then all numbers
                 are compared, as before a checkpoint. The rate also for the flips that matter: those that change a weight by
-                more than 1e-3 (a flipped moment by the update that uses it)
+                more than 1e-3 (a flipped moment by the update that uses it). Few flips of a moment do, so there is a second
+                series: the upper exponent bits of moments, until 100 of each kind have moved a weight by that much
     by bit      one bit flips between two steps: every kind of tensor, every bit
     transient   one bit of a gradient or an activation flips while a step is computed: found in an ordinary step, and found in a
                 step that is computed twice; the rate also for the flips that change a weight at all
-    overhead    CPU time with --sentinel 100 over that without it, the repeated step included: medians over interleaved rounds
-                of the ratios within a round (timing.py)
+    overhead    CPU time with --sentinel 100 over that without it, the repeated step included: in each round some steps with it
+                and some without, the first of each not counted; medians over rounds of the ratios within a round (timing.py),
+                and the interval that holds 95% of the medians of rounds drawn again. On a busy machine it is wide, so that
+                what the sentinel adds to an ordinary step is also timed in place: its parts, and the difference of the update
 
 Every trial starts from the same state. One thread, float32, the embedded corpus, nGPT; "overhead" with the presets and
 "at rest" with the first of them, on the default batch of 8 x 256 tokens; the other two with a smaller model and 20 ms per step.
@@ -22,7 +25,8 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,7 @@ SMALL = dict(
 BITS = {"mantissa 0-11": range(12), "mantissa 12-22": range(12, 23), "exponent": range(23, 31), "sign": range(31, 32)}
 MATTERS = 1e-3
 EVERY = 100
+ENOUGH = 100  # flips of a moment that matter
 
 
 def make_trainer(model: dict, sentinel: int, **settings: Any) -> Trainer:
@@ -99,21 +104,24 @@ def at_rest(trainer: Trainer, flips: int) -> dict[str, dict]:
     """Flips at random times: from the end of one step to the end of the next, the update included."""
     watch, pick, trials = trainer.sentinel, random.Random(0), []
     assert watch is not None
-    tensors = [x for x in watch.seals.tensors if x.kind in ("parameter", "exp_avg", "exp_avg_sq")]
-    sizes, start, seconds = [x.here.numel() for x in tensors], watch._stored(), []
+    moments = ("exp_avg", "exp_avg_sq")
+    tensors = [x for x in watch.seals.tensors if x.kind in ("parameter", *moments)]
+    start, seconds = watch._stored(), []
     for _ in range(5):
         back(trainer, start)
         begin = time.perf_counter()
         trainer.step()
         seconds.append(time.perf_counter() - begin)
     clean, whole = weights(trainer), statistics.median(seconds)
-    while len(trials) < 2 * flips:
+
+    def trial(among: list, bits: Sequence[int]) -> tuple[str, bool, bool] | None:
+        """(kind, matters, found); None if nothing happened, because the step was shorter than expected."""
         back(trainer, start)
-        victim = pick.choices(tensors, sizes)[0]
-        index, bit, wait = pick.randrange(victim.here.numel()), pick.randrange(32), pick.random() * whole
+        victim = pick.choices(among, [x.here.numel() for x in among])[0]
+        index, bit, wait = pick.randrange(victim.here.numel()), pick.choice(bits), pick.random() * whole
         over, struck = threading.Event(), list[float]()
 
-        def strike(victim=victim, index=index, bit=bit, wait=wait, over=over, struck=struck) -> None:  # type: ignore[no-untyped-def]
+        def strike() -> None:
             if not over.wait(wait):
                 struck.append(flip(victim.here, index, bit))
 
@@ -132,9 +140,18 @@ def at_rest(trainer: Trainer, flips: int) -> dict[str, dict]:
             pass
         over.set()
         thread.join()
-        if struck:  # in a step that was shorter than expected, nothing happened
-            matters = moved > MATTERS or (victim.kind == "parameter" and struck[0] > MATTERS)
-            trials += [(victim.kind, matters, found), ("all", matters, found)]
+        return (victim.kind, moved > MATTERS or (victim.kind == "parameter" and struck[0] > MATTERS), found) if struck else None
+
+    while len(trials) < 2 * flips:
+        if one := trial(tensors, range(32)):
+            trials += [one, ("all", *one[1:])]
+    for kind in moments:
+        label, among = f"{kind}, upper exponent bits", [x for x in tensors if x.kind == kind]
+        for _ in range(5 * ENOUGH):
+            if (one := trial(among, range(27, 31))) is not None:
+                trials.append((label, *one[1:]))
+            if sum(matters for name, matters, _ in trials if name == label) >= ENOUGH:
+                break
     return rates(trials)
 
 
@@ -217,34 +234,73 @@ def arm(victim: Any, where: float, bit: int) -> Any:
 
 
 # ---- overhead ----------------------------------------------------------------------------------------------------------
-def overhead(preset: str, rounds: int) -> dict[str, float]:
+def overhead(preset: str, rounds: int) -> dict[str, Any]:
     """What --sentinel 100 adds to the CPU time of a step, as a share: 99 ordinary steps and one that is computed twice."""
     trainer = make_trainer({"preset": preset}, 10**9)  # one for all ways: another one lies elsewhere in memory
-    watch, blocks = trainer.sentinel, list(trainer.model.blocks)
+    watch, blocks, steps = trainer.sentinel, list(trainer.model.blocks), 3
     assert watch is not None
+    spent, updates = list[float](), dict[str, list[float]]()  # CPU seconds in the parts of the sentinel, and in the update
+
+    def timed(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            begin = time.thread_time()
+            result = work(*args)
+            spent.append(time.thread_time() - begin)
+            return result
+
+        return call
+
+    for part in ("alarm", "check", "seal"):
+        setattr(watch, part, timed(getattr(watch, part)))
+    for block in blocks:
+        for key, hook in block._forward_hooks.items():
+            block._forward_hooks[key] = timed(hook)
+    trainer.optimizer.step, parts = timed(trainer.optimizer.step), list[float]()  # type: ignore[method-assign]  # for its time
     hooks, seconds = [dict(block._forward_hooks) for block in blocks], dict[str, list[float]]()
-    for i in range(rounds + 2):
-        for name in ("off", "on", "twice", "full check"):
+    for i in range(rounds):
+        for name in ("off", "on", "twice", "full check")[:: 1 if i % 2 else -1]:
             off = name == "off"
             trainer.sentinel, watch.every = (None if off else watch), (1 if name == "twice" else 10**9)
-            for block, own in zip(blocks, hooks):
+            for j, (block, own) in enumerate(zip(blocks, hooks)):
                 block._forward_hooks.clear()
                 block._forward_hooks.update({} if off else own)
+                block.off = None if off else watch.read[j : j + 1]  # type: ignore[assignment]  # a block has it
             watch.reset()
             if off:
                 trainer.optimizer.seals = {}  # type: ignore[union-attr]
-            begin = time.process_time()
-            trainer.step() if off else watch.verify() if name == "full check" else watch.step(False)
-            if i >= 2:
-                seconds.setdefault(name, []).append(time.process_time() - begin)
-    on, repeated = ratio(seconds, "on", "off"), ratio(seconds, "twice", "off")
+            work = trainer.step if off else watch.verify if name == "full check" else partial(watch.step, False)
+            for k in range(2 if name == "twice" else steps + 1):
+                spent.clear()
+                begin = time.process_time()
+                work()
+                if k:
+                    seconds.setdefault(name, []).append(time.process_time() - begin)
+                    if name in ("on", "off"):  # in order: the blocks, alarm, check, update, seal
+                        update = spent.pop(-2) if name == "on" else spent.pop()
+                        updates.setdefault(name, []).append(update)
+                        parts.append(sum(spent)) if name == "on" else None
+    grouped = {name: [statistics.mean(x[i * len(x) // rounds : (i + 1) * len(x) // rounds]) for i in range(rounds)]
+               for name, x in seconds.items()}  # fmt: skip
+
+    def share(which: Sequence[int]) -> tuple[float, float, float]:
+        drawn = {name: [x[i] for i in which] for name, x in grouped.items()}
+        on, twice = ratio(drawn, "on", "off") - 1, ratio(drawn, "twice", "off") - 1
+        return on, twice, ((EVERY - 1) * on + twice) / EVERY
+
+    pick = random.Random(0)
+    again = zip(*(share(pick.choices(range(rounds), k=rounds)) for _ in range(1000)))
+    intervals = [[sorted(x)[25], sorted(x)[975]] for x in again]
+    on, twice, total = share(range(rounds))
+    update = statistics.median(updates["on"]) - statistics.median(updates["off"])
     return {
-        "cpu seconds per step": statistics.median(seconds["off"]),
-        "ordinary step": on - 1,
-        "repeated step": repeated - 1,
-        f"--sentinel {EVERY}": ((EVERY - 1) * on + repeated) / EVERY - 1,
-        "check before a checkpoint": ratio(seconds, "full check", "off"),
-    }
+        "cpu seconds per step": statistics.median(grouped["off"]),
+        "rounds": rounds,
+        "ordinary step, its parts timed in place": (statistics.median(parts) + update) / statistics.median(grouped["off"]),
+        "ordinary step": on, "ordinary step, 95%": intervals[0],
+        "repeated step": twice, "repeated step, 95%": intervals[1],
+        f"--sentinel {EVERY}": total, f"--sentinel {EVERY}, 95%": intervals[2],
+        "check before a checkpoint": ratio(grouped, "full check", "off"),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -252,21 +308,28 @@ def main() -> None:
     parser.add_argument("--presets", nargs="+", default=["pico", "micro"])
     parser.add_argument("--flips", type=int, default=500, help="at rest")
     parser.add_argument("--trials", type=int, default=3, help="per kind of tensor and bit")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument(
+        "--only", nargs="+", choices=["by bit", "transient", "overhead", "at rest"], help="the others keep their results"
+    )
     parser.add_argument("--out", help="write the result as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, Any] = {"machine": machine(), "overhead": {}, "at rest": {}}
-    small = make_trainer(SMALL, EVERY, batch_size=4, seq_len=32)
-    result["by bit"], result["transient"] = by_bit(small, args.trials), transient(small, args.trials)
-    for part in ("by bit", "transient"):
-        show(part, result[part])
-    for preset in args.presets:
-        result["overhead"][preset] = overhead(preset, args.rounds)
-        print(f"overhead, {preset}: " + ", ".join(f"{k} {v:.4f}" for k, v in result["overhead"][preset].items()), flush=True)
-    preset = args.presets[0]
-    result["at rest"][preset] = at_rest(make_trainer({"preset": preset}, EVERY), args.flips)
-    show(f"at rest, {preset}", result["at rest"][preset])
+    result: dict[str, Any] = json.loads(Path(args.out).read_text()) if args.out and Path(args.out).exists() else {}
+    result["machine"] = machine()
+    only = args.only or ["by bit", "transient", "overhead", "at rest"]
+    for part, work in (("by bit", by_bit), ("transient", transient)):
+        if part in only:
+            result[part] = work(make_trainer(SMALL, EVERY, batch_size=4, seq_len=32), args.trials)
+            show(part, result[part])
+    if "overhead" in only:
+        for preset in args.presets:
+            result.setdefault("overhead", {})[preset] = overhead(preset, args.rounds)
+            print(f"overhead, {preset}: {json.dumps(result['overhead'][preset])}", flush=True)
+    if "at rest" in only:
+        preset = args.presets[0]
+        result["at rest"] = {preset: at_rest(make_trainer({"preset": preset}, EVERY), args.flips)}
+        show(f"at rest, {preset}", result["at rest"][preset])
     if args.out:
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
 

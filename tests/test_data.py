@@ -777,12 +777,19 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_a_compressed_bomb_is_not_expanded(tmp_path, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet
+
     bomb = tmp_path / "bomb.txt.gz"
     bomb.write_bytes(gzip.compress(b"a" * 10_000_000))
     assert len(next(iter(documents(str(bomb))))) == 10_000_000  # a small one may expand to a gigabyte
     monkeypatch.setattr("ngpt_core.data.sources.LEAST_EXPANSION", 1000)
-    for name in ("bomb.txt.gz", "bomb.jsonl.gz"):
-        shutil.copy(bomb, tmp_path / name) if name != bomb.name else None
+    shutil.copy(bomb, tmp_path / "bomb.jsonl.gz")
+    many = pyarrow.table({"text": ["a" * 100_000] * 20})  # as a dictionary: the text is stored once
+    few = pyarrow.table({"text": ["a" * 1_000_000]})
+    for name, table, dictionary in (("many.parquet", many, True), ("few.parquet", few, False)):
+        pyarrow.parquet.write_table(table, tmp_path / name, compression="zstd", use_dictionary=dictionary)
+    for name in ("bomb.txt.gz", "bomb.jsonl.gz", "many.parquet", "few.parquet"):
         with pytest.raises(ValueError, match=r"expands to more than .* bytes, 100 times its size"):
             list(documents(str(tmp_path / name)))
 

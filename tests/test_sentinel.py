@@ -76,11 +76,11 @@ SHAPES = [(), (5,), (3, 4), (2, 50, 64), (80, 64)]
 def test_every_flipped_bit_breaks_the_seal_and_is_named(shape, dtype, pick):
     x = torch.randn(shape).to(dtype)
     seals, size = Seals([Sealed("parameter", "w", x)]), x.element_size()
-    seals.compare(1e-5)
+    seals.compare()
     assert not seals.broken
     index = pick.randrange(x.numel())
     x.view(-1).view(torch.uint8).numpy()[index * size + pick.randrange(size)] ^= 1 << pick.randrange(8)
-    seals.compare(1e-5)
+    seals.compare()
     assert seals.broken
     row = [str(int(i)) for i in torch.unravel_index(torch.tensor(index), shape)][:-1] if shape else []
     assert seals.found() == [f"w{', row ' if row else ''}{', '.join(row)}, changed while training was not writing it"]
@@ -90,8 +90,43 @@ def test_a_row_that_leaves_the_sphere_is_named():
     x = ng.sphere.random(100, 64)
     x[7] *= 1 + 1e-4
     seals = Seals([Sealed("parameter", "w", x, unit=True)])
-    seals.compare(1e-5)
+    seals.compare()
     assert seals.found() == ["w, row 7, has left the sphere"]
+
+
+def test_the_update_itself_finds_a_row_that_has_left_the_sphere(corpus, tmp_path):
+    """Where the optimizer's kernel keeps the seals, nothing else looks at the row."""
+    run = new_run(corpus, tmp_path / "run", WIDE, sentinel=100)
+    trainer = Trainer(run, World(torch.device("cpu")), open_blend(run.config.data, run.model.vocab_size))
+    for _ in range(2):
+        trainer.step()
+    watch, name = trainer.sentinel, "blocks.1.mixer.experts.up"
+    with torch.no_grad():
+        find(trainer, "parameter", name)[1, 3] *= 1 + 1e-4
+    watch.reset()  # as if the update had written it
+    for seal in watch.seals.kept.values():
+        seal.taken = True
+    assert watch.seals.kept
+    watch.seals.compare(kernel=True)
+    assert not watch.seals.broken
+    trainer.step()
+    assert watch.seals.found() == [f"{name}, row 1, 3, has left the sphere"]
+
+
+def test_the_fused_step_notes_how_far_h_is_from_the_sphere():
+    from ngpt_core.nn import rows_cpu
+
+    h, f, alpha, off = ng.sphere.random(130, 48), torch.randn(130, 48), torch.rand(48), torch.full((1,), -1.0)
+    if not rows_cpu.takes(h):
+        pytest.skip("no compiler")
+    rows_cpu.step(h, f, alpha, off)
+    assert 0 <= float(off) < 1e-6
+    h[77] *= 1.25
+    assert torch.equal(rows_cpu.step(h, f, alpha, off), rows_cpu.step(h, f, alpha))
+    assert float(off) == pytest.approx(0.25, abs=1e-6)
+    h[77] /= 1.25
+    rows_cpu.step(h, f, alpha, off)
+    assert float(off) == pytest.approx(0.25, abs=1e-6)  # the largest of all calls
 
 
 # ---- in training -----------------------------------------------------------------------------------------------------

@@ -38,7 +38,11 @@ def _sleep(*args) -> None:
     time.sleep(600)
 
 
-FAULTS = {"stop": _stop, "kill": _kill, "sleep": _sleep}
+def _term(*args) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+FAULTS = {"stop": _stop, "kill": _kill, "sleep": _sleep, "term": _term}
 PLACES = {  # where a fault strikes: (object, the name of its method, is it time?)
     "data": (Loader, "next", lambda self, *args: self.split == "train" and sum(self.counts) == 12),  # of step 4
     "disk": (checkpoint, "sync", lambda folder: folder.name == ".step-00000004"),

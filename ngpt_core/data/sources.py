@@ -27,6 +27,7 @@ import urllib.request
 import zlib
 from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,10 @@ PUBLIC = {
     "tinystories-train": (f"{_STORIES}-train.txt", "<|endoftext|>"),
 }
 
-MOST_EXPANSION, LEAST_EXPANSION = 100, 1 << 30  # of a .gz: at most 100 times its size, but a gigabyte in any case
+MOST_EXPANSION, LEAST_EXPANSION = (
+    100,
+    1 << 30,
+)  # of a .gz or parquet file: at most 100 times its size, but a gigabyte in any case
 MOST_BYTES = 1 << 40  # of a download
 SLOWEST = 1 << 10  # bytes per second of a download, in every minute
 
@@ -108,8 +112,7 @@ def _open(path: Path) -> Iterator[BufferedIOBase]:
     try:
         with open(path, "rb") as file:
             if path.name.lower().endswith(".gz"):
-                limit = max(LEAST_EXPANSION, MOST_EXPANSION * path.stat().st_size)
-                yield io.BufferedReader(_Expanded(gzip.GzipFile(fileobj=file), path, limit))
+                yield io.BufferedReader(_Expanded(gzip.GzipFile(fileobj=file), path, _limit(path)))
             else:
                 yield file
     except (OSError, EOFError, zlib.error) as error:  # those of zlib and gzip do not name the file
@@ -134,12 +137,21 @@ class _Expanded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         block = self.file.read(len(buffer))
         if self.file.tell() > self.limit:
-            raise ValueError(
-                f"{self.path} expands to more than {self.limit:,} bytes, {MOST_EXPANSION} times its size, which text does not: "
-                "unpack it and look at it first."
-            )
+            raise ValueError(_expands(self.path, self.limit))
         buffer[: len(block)] = block
         return len(block)
+
+
+def _limit(path: Path) -> int:
+    """How many bytes a compressed file may expand to."""
+    return max(LEAST_EXPANSION, MOST_EXPANSION * path.stat().st_size)
+
+
+def _expands(path: Path, limit: int) -> str:
+    return (
+        f"{path} expands to more than {limit:,} bytes, {MOST_EXPANSION} times its size, which text does not: unpack it and "
+        "look at it first."
+    )
 
 
 def _unreadable(path: Path, error: Exception) -> str:
@@ -197,14 +209,22 @@ def _parquet(path: Path, field: str) -> Iterator[bytes]:
     except ImportError:
         raise ValueError(f"{path} needs the package `pyarrow`: pip install pyarrow.") from None
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        limit, size = _limit(path), 0
+        # As a dictionary, a text that is in many rows is in memory once; ``as_py`` copies one row at a time.
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=[field]) as file:
             if field not in file.schema_arrow.names:
                 raise ValueError(f"{path} has no column {field!r}; it has {file.schema_arrow.names}: choose one with --field.")
-            for batch in file.iter_batches(columns=[field]):
-                texts = [text for text in batch.column(0).to_pylist() if text is not None]
-                if not all(isinstance(text, str) for text in texts):
+            groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
+            if sum(group.total_byte_size for group in groups) > limit:
+                raise ValueError(_expands(path, limit))
+            for row in chain.from_iterable(batch.column(0) for batch in file.iter_batches(columns=[field])):
+                if (text := row.as_py()) is None:
+                    continue
+                if not isinstance(text, str):
                     raise ValueError(f"{path} has no text in the column {field!r}: choose another with --field.")
-                yield from (text.encode() for text in texts)
+                if (size := size + len(text)) > limit:
+                    raise ValueError(_expands(path, limit))
+                yield text.encode()
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(_unreadable(path, error)) from None
 

@@ -48,6 +48,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 class Residual(nn.Module):
     """A block and its step: (h, aux) -> (h, aux), where aux is None unless the block routes."""
 
+    off: Tensor | None = None
+    """nGPT, for ``--sentinel``: [1], the largest | ||h|| - 1 | among the states h that the fused step has read."""
+
     def __init__(self, config: ModelConfig, mixer: nn.Module) -> None:
         super().__init__()
         self.eps, self.abs_alpha = config.norm_eps, config.abs_alpha
@@ -79,7 +82,7 @@ class Residual(nn.Module):
             return h + out, aux
         alpha = self.alpha().abs() if self.abs_alpha else self.alpha()  # alpha in R_{>=0}
         if rows_cpu.takes(h, out, alpha):
-            return rows_cpu.step(h, out, alpha), aux
+            return rows_cpu.step(h, out, alpha, self.off), aux
         wide = sphere.step(sphere.widen(h), sphere.unit(sphere.widen(out)), alpha)  # eqs. ATTNnew2, MLPnew2
         return wide.to(h.dtype), aux
 

@@ -32,27 +32,52 @@ template <class Work> static void pieces(long rows, long width, float* total, in
     for (long i = 0; i < count; i++)
         for (long j = 0; j < width; j++) total[j] += sums[i * width + j];
 }
+/* *to becomes x if that is larger; neither is negative, so their bits are in the same order. */
+static void raise(float* to, float x) {
+    int32_t bits, *at = (int32_t*)to;
+    std::memcpy(&bits, &x, 4);
+    for (int32_t old = __atomic_load_n(at, __ATOMIC_RELAXED); bits > old;)
+        if (__atomic_compare_exchange_n(at, &old, bits, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) break;
+}
 static inline float inverse_root(float square) { return square > 0 ? 1 / std::sqrt(square) : square == 0 ? 1 : square; }  // NaN stays
 
 extern "C" {
-/* Norm(h + alpha (Norm(f) - h)): sphere.step(h, sphere.unit(f), alpha). norms [rows, 2]: the two reciprocal lengths. */
-void ngpt_step_forward(int64_t rows, int64_t d, const float* h, const float* f, const float* alpha, float* out, float* norms, int32_t threads) {
+/* Norm(h + alpha (Norm(f) - h)): sphere.step(h, sphere.unit(f), alpha). norms [rows, 2]: the two reciprocal lengths.
+   off: null, or a number that becomes the largest | ||h|| - 1 | if that is larger. */
+void ngpt_step_forward(int64_t rows, int64_t d, const float* h, const float* f, const float* alpha, float* out, float* norms, float* off,
+                       int32_t threads) {
     pieces(rows, 0, nullptr, threads, [=](long first, long last, float*) {
+        float furthest = 0;
         for (long t = first; t < last; t++) {
             const float *x = h + t * d, *y = f + t * d;
             float* z = out + t * d;
-            vec ff = {}, zz = {};
+            vec ff = {}, zz = {}, hh = {};
             sweep(d, [&](long i, auto at) { const vec a = at.get(y + i); ff += a * a; });
             const float r = inverse_root(sum(ff));
             sweep(d, [&](long i, auto at) {
                 const vec a = at.get(x + i), b = a + at.get(alpha + i) * (at.get(y + i) * r - a);
                 zz += b * b;
+                hh += a * a;
                 at.put(z + i, b);
             });
+            if (off) furthest = std::max(furthest, std::fabs(std::sqrt(sum(hh)) - 1));
             const float s = inverse_root(sum(zz));
             sweep(d, [&](long i, auto at) { at.put(z + i, at.get(z + i) * s); });
             norms[2 * t] = r, norms[2 * t + 1] = s;
         }
+        if (off) raise(off, furthest);
+    });
+}
+/* The same for the h of the last block, which no step reads. */
+void ngpt_norms(int64_t rows, int64_t d, const float* h, float* off, int32_t threads) {
+    pieces(rows, 0, nullptr, threads, [=](long first, long last, float*) {
+        float furthest = 0;
+        for (long t = first; t < last; t++) {
+            vec hh = {};
+            sweep(d, [&](long i, auto at) { const vec a = at.get(h + t * d + i); hh += a * a; });
+            furthest = std::max(furthest, std::fabs(std::sqrt(sum(hh)) - 1));
+        }
+        raise(off, furthest);
     });
 }
 void ngpt_step_backward(int64_t rows, int64_t d, const float* g, const float* out, const float* h, const float* f, const float* alpha,

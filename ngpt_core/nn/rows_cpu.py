@@ -21,12 +21,13 @@ from torch import Tensor
 from .. import sphere
 from . import fused
 
-__all__ = ["experts", "few_experts", "norm", "relu2", "step", "takes"]
+__all__ = ["experts", "few_experts", "norm", "off_sphere", "relu2", "step", "takes"]
 
 SOURCE = str(Path(__file__).with_suffix(".cpp"))
 _TYPES = {"i": ctypes.c_int64, "n": ctypes.c_int32, "f": ctypes.c_float, "p": ctypes.c_void_p}
 _FUNCTIONS = {  # as in rows_cpu.cpp: i int64, n int32, f float, p pointer
-    "step_forward": "iipppppn", "step_backward": "iipppppppppn", "norm_forward": "iinfppppn", "norm_backward": "iinppppppn",
+    "step_forward": "iippppppn", "norms": "iippn",
+    "step_backward": "iipppppppppn", "norm_forward": "iinfppppn", "norm_backward": "iinppppppn",
     "relu2_forward": "iipppn", "relu2_backward": "iipppppn", "gather": "iippp", "scatter": "iippp",
     "expert_forward": "iipppp", "expert_backward": "iippppppp", "few": "iiiiippppppp",
 }  # fmt: skip
@@ -53,18 +54,18 @@ def _gradients(plain: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], 
     return tuple(next(found) if x is not None and x.requires_grad else None for x in inputs)
 
 
-def _step(h: Tensor, f: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+def _step(h: Tensor, f: Tensor, alpha: Tensor, off: Tensor | None) -> tuple[Tensor, Tensor]:
     x, y, d = h.contiguous(), f.contiguous(), h.shape[-1]
     out, norms = torch.empty_like(x), x.new_empty(x.numel() // d, 2)
     pointers = (t.data_ptr() for t in (x, y, alpha, out, norms))
-    _kernels().ngpt_step_forward(len(norms), d, *pointers, torch.get_num_threads())
+    _kernels().ngpt_step_forward(len(norms), d, *pointers, fused.pointer(off), torch.get_num_threads())
     return out, norms
 
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
-        out, norms = _step(h, f, alpha)
+    def forward(ctx: Any, h: Tensor, f: Tensor, alpha: Tensor, off: Tensor | None) -> Tensor:
+        out, norms = _step(h, f, alpha, off)
         ctx.save_for_backward(h, f, alpha, out, norms)
         return out
 
@@ -72,18 +73,27 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h, f, alpha, out, norms = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _gradients(lambda h, f, alpha: sphere.step(h, sphere.unit(f), alpha), (h, f, alpha), grad)
+            return *_gradients(lambda h, f, alpha: sphere.step(h, sphere.unit(f), alpha), (h, f, alpha), grad), None
         h, f, grad = h.contiguous(), f.contiguous(), grad.contiguous()
         d_h, d_f, d_alpha = torch.empty_like(h), torch.empty_like(f), torch.empty_like(alpha)
         tensors = (grad, out, h, f, alpha, norms, d_h, d_f, d_alpha)
         _kernels().ngpt_step_backward(len(norms), h.shape[-1], *(x.data_ptr() for x in tensors), torch.get_num_threads())
-        return d_h, d_f, d_alpha
+        return d_h, d_f, d_alpha, None
 
 
-def step(h: Tensor, f: Tensor, alpha: Tensor) -> Tensor:
-    """Norm(h + alpha (Norm(f) - h)) for h, f [..., d] and alpha [d] (eqs. ATTNnew2, MLPnew2)."""
+def step(h: Tensor, f: Tensor, alpha: Tensor, off: Tensor | None = None) -> Tensor:
+    """Norm(h + alpha (Norm(f) - h)) for h, f [..., d] and alpha [d] (eqs. ATTNnew2, MLPnew2).
+
+    off [1]: becomes the largest | ||h|| - 1 |, if that is larger.
+    """
     alpha = alpha.contiguous()
-    return _step(h, f, alpha)[0] if fused.infers(h, f, alpha) else _Step.apply(h, f, alpha)
+    return _step(h, f, alpha, off)[0] if fused.infers(h, f, alpha) else _Step.apply(h, f, alpha, off)
+
+
+def off_sphere(h: Tensor, off: Tensor) -> None:
+    """off [1] becomes the largest | ||h|| - 1 | of h [..., d], if that is larger."""
+    x = h.detach().contiguous()
+    _kernels().ngpt_norms(x.numel() // x.shape[-1], x.shape[-1], x.data_ptr(), off.data_ptr(), torch.get_num_threads())
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float | None) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,16 @@ struct Job {  // one tensor, seen as rows of d coordinates (d = 1, if it is not 
     uint32_t key;
     int32_t bf16;
     int32_t* seal;                    // of the rows of w, m, v (3 times rows), or null: compared on reading, taken on writing
-    uint8_t* changed;                 // where a seal did not fit
+    uint8_t *changed, *off, *broken;  // where a seal did not fit; where ||w|| was not 1; whether there was either
+    float tolerance;                  // of ||w||
+};
+struct Sealed {                       // the same list as in fused_cpu.py
+    const float* x;
+    int64_t rows, d;
+    int32_t* seal;                    // one for each row, or for each number
+    uint8_t *changed, *off, *broken;  // off: null if the rows are not unit vectors
+    float tolerance;
+    int32_t each;                     // 1: for each number
 };
 }
 
@@ -235,6 +244,7 @@ static bool row_step(const Rule& r, const Job& j, const Numbers& now, const Mome
         product.lanes[u] += x * at.load(g + i);
     }, square, product);
     const double ww = square.total;
+    if (j.off && std::fabs(std::sqrt(ww) - 1) > j.tolerance) j.off[(index - j.offset) / n] = *j.broken = 1;
     const float sign = r.maximize ? -1 : 1, radial = r.tangent ? sign * product.total / std::max(ww, 1e-12) : 0;
 
     Sum p, q;
@@ -336,7 +346,7 @@ template <Gate gate> static void part(const Rule& r, const Job& j, const Numbers
         const float* const sealed[] = {w, m, v};
         if (j.seal)
             for (long k = 0; k < 3; k++)
-                if (words(sealed[k], d) != j.seal[k * j.rows + row]) j.changed[k * j.rows + row] = 1;
+                if (words(sealed[k], d) != j.seal[k * j.rows + row]) j.changed[k * j.rows + row] = *j.broken = 1;
         bool moved = true;
         if (r.unit)
             moved = row_step<gate>(r, j, now, moments, cap, w, g, m, v, z, j.offset + at, ahead, j.bf16 ? 0 : ahead);
@@ -371,13 +381,29 @@ extern "C" void ngpt_step(const Rule* r, const Job* const* jobs, int64_t count, 
     });
 }
 
-/* The seals of `count` tensors with rows[i] rows of d[i] numbers, to out[i]. */
-extern "C" void ngpt_seals(const float* const* x, const int64_t* rows, const int64_t* d, int32_t* const* out, int64_t count, int32_t threads) {
+/* Compare the seals of these rows, and their norms, or take the seals. */
+static void seal_rows(const Sealed& s, bool compare, long first, long last) {
+    for (long row = first; row < last; row++) {
+        const float* x = s.x + row * s.d;
+        const int32_t sum = s.each ? 0 : words(x, s.d), *now = s.each ? (const int32_t*)x : &sum;
+        const long count = s.each ? s.d : 1, at = row * count;
+        if (!compare) std::memcpy(s.seal + at, now, 4 * count);
+        if (!compare || !std::memcmp(s.seal + at, now, 4 * count)) continue;
+        *s.broken = 1;
+        for (long i = 0; i < count; i++) s.changed[at + i] |= now[i] != s.seal[at + i];
+    }
+    for (long row = first; compare && s.off && row < last; row++) {
+        Sum square;
+        sweep(s.d, [&](long i, int u, auto at) { const vec y = at.load(s.x + row * s.d + i); square.lanes[u] += y * y; }, square);
+        if (std::fabs(std::sqrt(square.total) - 1) > s.tolerance) s.off[row] = *s.broken = 1;
+    }
+}
+extern "C" void ngpt_seals(const Sealed* tensors, int64_t count, int32_t compare, int32_t threads) {
     std::vector<Piece> pieces;
-    for (long j = 0; j < count; j++) cut(pieces, j, rows[j], d[j], 4 * CHUNK);
+    for (long j = 0; j < count; j++) cut(pieces, j, tensors[j].rows, tensors[j].d, 4 * CHUNK);
     share(pieces.size(), threads, [&](long i, std::vector<float>&) {
         const Piece& p = pieces[i];
-        for (long row = p.first; row < p.last; row++) out[p.job][row] = words(x[p.job] + row * d[p.job], d[p.job]);
+        seal_rows(tensors[p.job], compare, p.first, p.last);
     });
 }
 

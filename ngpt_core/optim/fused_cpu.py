@@ -32,7 +32,13 @@ class _Rule(ctypes.Structure):  # the same two lists as in fused_cpu.cpp
 class _Job(ctypes.Structure):
     _fields_ = _fields(
         void_p="w g m v", int64="rows d t", uint64="offset", float="limit eps_gate", uint32="key", int32="bf16"
-    ) + _fields(void_p="seal changed")
+    ) + _fields(void_p="seal changed off broken", float="tolerance")
+
+
+class Sealed(ctypes.Structure):
+    """A tensor under seal (train/seals.py), float32 [rows, d]."""
+
+    _fields_ = _fields(void_p="x", int64="rows d") + _fields(void_p="seal changed off broken", float="tolerance", int32="each")
 
 
 _WAYS = (None, "project", "parallel")  # Rule.transport, by number
@@ -46,7 +52,7 @@ def load() -> ctypes.CDLL | str:
     if not isinstance(library, str):
         library.ngpt_step.argtypes, library.ngpt_step.restype = (ctypes.POINTER(_Rule), ctypes.c_void_p, i64, i32), None
         library.ngpt_finite.argtypes, library.ngpt_finite.restype = (ctypes.c_void_p, i64, i32), i32
-        library.ngpt_seals.argtypes, library.ngpt_seals.restype = (ctypes.c_void_p,) * 4 + (i64, i32), None
+        library.ngpt_seals.argtypes, library.ngpt_seals.restype = (ctypes.c_void_p, i64, i32, i32), None
     return library
 
 
@@ -54,7 +60,7 @@ def _job(slot: Slot, unit: bool) -> _Job:
     """The slot as the kernel reads it: what does not change between steps. Gradient and t are written at each step."""
     w, d = slot.w, slot.w.shape[-1] if unit else 1
     job = _Job(w.data_ptr(), 0, slot.m.data_ptr(), slot.v.data_ptr(), w.numel() // max(d, 1), d, 0, slot.offset, slot.limit,
-               0.0, slot.key, w.dtype == torch.bfloat16, None, None)  # fmt: skip
+               0.0, slot.key, w.dtype == torch.bfloat16, None, None, None, None, 0.0)  # fmt: skip
     job.address = ctypes.addressof(job)  # while the slot keeps the job, this is where it is
     return job
 
@@ -69,12 +75,9 @@ def finite(slots: list[Slot]) -> bool:
     return bool(load().ngpt_finite((ctypes.c_void_p * count)(*jobs), count, torch.get_num_threads()))  # type: ignore[union-attr]  # a slot has a job once a step has loaded it
 
 
-def seals(addresses: list[int], rows: list[int], d: list[int], out: list[int], threads: int) -> None:
-    """The seals (train/seals.py) of float32 tensors [rows, d] at these addresses, to the addresses ``out``: int32 [rows]."""
-    count = len(rows)
-    pointers = [(ctypes.c_void_p * count)(*side) for side in (addresses, out)]
-    sizes = [(i64 * count)(*side) for side in (rows, d)]
-    load().ngpt_seals(pointers[0], *sizes, pointers[1], count, threads)  # type: ignore[union-attr]  # the caller has asked ``load``
+def seals(tensors: ctypes.Array, compare: bool) -> None:
+    """Compare the seals of an array of ``Sealed``, and the norms of their rows, or take the seals."""
+    load().ngpt_seals(tensors, len(tensors), compare, torch.get_num_threads())  # type: ignore[union-attr]  # the caller has asked ``load``
 
 
 def step(slots: list[Slot], rule: Rule) -> None:
@@ -93,9 +96,10 @@ def step(slots: list[Slot], rule: Rule) -> None:
         job = slot.job
         if job is None:
             job = slot.job = _job(slot, unit)
-        job.g, job.t, job.seal, job.changed = slot.g.data_ptr(), int(slot.t), None, None
-        if slot.seal is not None and unit:
-            job.seal, job.changed, slot.seal.taken = slot.seal.address, slot.seal.changed, True
+        job.g, job.t, job.seal, job.off = slot.g.data_ptr(), int(slot.t), None, None
+        if (seal := slot.seal) is not None and unit:
+            job.seal, job.changed, job.off, job.broken = seal.address, seal.changed, seal.off, seal.broken
+            job.tolerance, seal.taken = seal.tolerance, True
         if own:
             job.eps_gate = float(slot.eps_gate)  # type: ignore[arg-type]  # all slots of a group have one, or none
         jobs.append(job.address)

@@ -205,6 +205,7 @@ class Checkpoints:
         for step, path in list(by_step(self.folder.parent).items())[: -self.keep]:
             if not (self.keep_every and step % self.keep_every == 0):
                 remove(path)
+        sweep(self.folder)  # once more, what could not be deleted: no save may follow
 
     def _try(self, step: int, write: Callable, *args: object) -> Any:
         try:

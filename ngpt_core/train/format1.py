@@ -5,6 +5,7 @@ only the classes of that file: anything else in it is an error. The tensors are 
 restricts in the same way, and an entry that is not a tensor is refused.
 """
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ _ADMITTED |= {
 _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # Python's: the one in C allocates as much memory as a damaged byte asks for
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ADMITTED or (module == "torch" and name in _DTYPES):
             return super().find_class(module, name)
@@ -41,8 +42,10 @@ class OldReader(FileSystemReader):
 
     def __init__(self, folder: Path):
         super().__init__(folder)
-        with open(folder / ".metadata", "rb") as file:
-            metadata = _Unpickler(file).load()
+        try:
+            metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
+        except MemoryError:
+            raise ValueError(".metadata was damaged: it asks for more memory than there is") from None
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
             raise ValueError(".metadata does not describe a checkpoint")
         for name, x in metadata.state_dict_metadata.items():

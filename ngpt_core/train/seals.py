@@ -5,9 +5,9 @@ modulo 2^32. One flipped bit changes its word by a power of two below 2^32, so i
 a sum only by a chance of 2^-32. Taking or comparing all seals reads each number once, at the speed of the memory. Nothing here
 waits for the host, except for naming what was found.
 
-Where the optimizer's kernel for the CPU updates a row, it compares the row's seals as it reads w, m and v, and takes the new
-ones as it writes them, so that no time between two updates is left uncovered. Elsewhere the seals are compared just before the
-update and taken just after it.
+Where the optimizer's kernel for the CPU updates a row, it compares the row's seals and its norm as it reads w, m and v, and
+takes the new seals as it writes them: the row is in the cache, and no time between two updates is left uncovered. Elsewhere the
+seals are compared just before the update and taken just after it.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from ..optim import fused_cpu
 from ..optim.sharding import is_dtensor, local, offsets
 
-__all__ = ["Sealed", "Seals", "sealed_tensors"]
+__all__ = ["TOLERANCE", "Sealed", "Seals", "sealed_tensors"]
 
+TOLERANCE = 1e-5  # of a norm
 SMALL = 4096  # numbers: up to here a seal holds the bits themselves
 NAMES = {"parameter": "{}", "buffer": "{}", "step": "the step counter of {}"}
 NAMES |= {"exp_avg": "the first moment of {}", "exp_avg_sq": "the second moment of {}"}
@@ -89,80 +90,109 @@ def sealed_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[S
 
 @dataclass
 class RowSeal:
-    """The seals of a parameter's rows and of its two moments' rows, as the optimizer's kernel sees them."""
+    """The seals of a parameter's rows and of its two moments' rows, as the optimizer's kernel sees them: addresses."""
 
     address: int  # of 3 x rows int32
     changed: int  # of as many bools: where the kernel found that one did not fit
-    taken: bool = False  # the kernel has taken them in this step
+    off: int  # of a bool for each row: where its norm was not 1
+    broken: int  # of a bool: whether the kernel found either
+    tolerance: float
+    taken: bool = False  # the kernel took them in the last update
 
 
 class Seals:
     """The seals of some tensors, and what ``compare`` and the optimizer have found since they were made."""
 
     @torch.no_grad()
-    def __init__(self, tensors: list[Sealed]):
-        self.tensors, self.unit = tensors, [x for x in tensors if x.unit]
-        parts = [x.bits() for x in tensors]
-        self.lengths, self.norms = [len(part) for part in parts], [len(x.norms()) for x in self.unit]
-        self.values = torch.cat(parts)
+    def __init__(self, tensors: list[Sealed], tolerance: float = TOLERANCE):
+        self.device, self.tolerance = tensors[0].here.device, tolerance
+        # First those that torch reads: all of them on a GPU, where the optimizer's counters are on the host and so come second.
+        self.tensors = sorted(tensors, key=lambda x: (self._is_compiled(x), x.here.device != self.device))
+        self.by_torch = sum(not self._is_compiled(x) for x in tensors)
+        self.unit = [x for x in self.tensors if x.unit]
+        self.lengths, self.norms = [len(x.bits()) for x in self.tensors], [len(x.norms()) for x in self.unit]
+        self.values = self._bits(self.tensors)
         self.changed = torch.zeros_like(self.values, dtype=torch.bool)  # numbers of the seals that differed
-        self.off = torch.zeros(sum(self.norms), dtype=torch.bool, device=self.values.device)  # unit rows whose norm was not 1
-        self.starts = [0, *accumulate(self.lengths)][:-1]
-        self.sharded, self.pieces = any(is_dtensor(x.tensor) for x in tensors), [x.here for x in tensors]
-        self.compiled = [x.compiled for x in tensors]
-        self.d = [1 if x.here.numel() <= SMALL else x.here.shape[-1] for x in tensors]
-        self.left: set[int] = set()  # the tensors whose seals are left to the kernel in this step
-        self.row_seals: list[RowSeal | None] = [None] * len(tensors)
-        for i, x in enumerate(tensors):
-            kinds = [y.kind for y in tensors[i : i + 3]]
-            if x.unit and kinds == ["parameter", "exp_avg", "exp_avg_sq"] and all(self.compiled[i : i + 3]) and self.d[i] > 1:
-                values, changed = (y.data_ptr() + self.starts[i] * y.element_size() for y in (self.values, self.changed))
-                self.row_seals[i : i + 3] = [RowSeal(values, changed)] * 3
+        self.off = torch.zeros(sum(self.norms), dtype=torch.bool, device=self.device)  # unit rows whose norm was not 1
+        self.broken = torch.zeros((), dtype=torch.bool, device=self.device)  # whether anything was found
+        self.sharded = any(is_dtensor(x.tensor) for x in self.tensors)
+        self.left = False  # whether the optimizer's kernel will compare, or has compared, the seals that it keeps
+        self._plan()
+
+    def _is_compiled(self, x: Sealed) -> bool:
+        return self.device.type == "cpu" and x.compiled
+
+    def _bits(self, tensors: list[Sealed]) -> Tensor:
+        here, host = (
+            [x.bits() for x in tensors if x.here.device == self.device],
+            [x for x in tensors if x.here.device != self.device],
+        )
+        return torch.cat([*here, torch.cat([x.bits() for x in host]).to(self.device)] if host else here)
+
+    def _plan(self) -> None:
+        """Where the compiled code finds the tensors, their seals and what it has found."""
+        starts, rows = [0, *accumulate(self.lengths)], iter([0, *accumulate(self.norms)])
+        kinds, common = [x.kind for x in self.tensors], (self.broken.data_ptr(), self.tolerance)
+        self.kept: dict[int, RowSeal] = {}  # by a parameter's index: the seals that the optimizer's kernel keeps
+        structs: dict[int, fused_cpu.Sealed] = {}
+        for i, x in enumerate(self.tensors):
+            off = self.off.data_ptr() + next(rows) if x.unit else None
+            if i < self.by_torch:
+                continue
+            piece, at = x.here, (self.values.data_ptr() + 4 * starts[i], self.changed.data_ptr() + starts[i])
+            d, small = piece.shape[-1] if piece.ndim else 1, piece.numel() <= SMALL
+            structs[i] = fused_cpu.Sealed(piece.data_ptr(), piece.numel() // max(d, 1), d, *at, off, *common, small)
+            if off is not None and not small and kinds[i : i + 3] == ["parameter", "exp_avg", "exp_avg_sq"]:
+                self.kept[i] = RowSeal(*at, off, *common)
+        of_kernel = {j for i in self.kept for j in range(i, i + 3)}
+        self.compiled = [list(structs), [i for i in structs if i not in of_kernel]]  # all, and without those of the kernel
+        self.arrays = [(fused_cpu.Sealed * len(which))(*[structs[i] for i in which]) for which in self.compiled]
 
     def by_parameter(self) -> dict[Tensor, RowSeal]:
         """The seals that the optimizer's kernel keeps."""
-        return {x.tensor: seal for x, seal in zip(self.tensors, self.row_seals) if seal is not None and x.kind == "parameter"}
+        return {self.tensors[i].tensor: seal for i, seal in self.kept.items()}
 
-    def _read(self, which: list[int], out: Tensor) -> None:
-        """The seals of these tensors as they are now, to their places in ``out``."""
-        fast, base = [i for i in which if self.compiled[i]], out.data_ptr()
-        if fast:
-            pieces = [x.here for x in self.tensors] if self.sharded else self.pieces  # FSDP may exchange its pieces
-            addresses = [pieces[i].data_ptr() for i in fast]
-            places = [base + 4 * self.starts[i] for i in fast]
-            rows, d = [self.lengths[i] for i in fast], [self.d[i] for i in fast]
-            fused_cpu.seals(addresses, rows, d, places, torch.get_num_threads())
-        if rest := [i for i in which if not self.compiled[i]]:
-            if len(rest) == len(self.tensors):
-                torch.cat([x.bits() for x in self.tensors], out=out)
-            for i in rest if len(rest) < len(self.tensors) else []:
-                out[self.starts[i] : self.starts[i] + self.lengths[i]] = self.tensors[i].bits()
+    def _call(self, compare: bool) -> None:
+        """Compare or take the seals of all tensors that the compiled code reads, except those that the kernel keeps."""
+        array, which = self.arrays[self.left], self.compiled[self.left]
+        if self.sharded:  # FSDP may exchange its pieces
+            for struct, i in zip(array, which):
+                struct.x = self.tensors[i].here.data_ptr()
+        if which:
+            fused_cpu.seals(array, compare)
+
+    def _taken(self) -> bool:
+        """Whether the kernel took the seals that it keeps in the last update."""
+        return all(seal.taken for seal in self.kept.values())
 
     @torch.no_grad()
-    def compare(self, tolerance: float, kernel: bool = False) -> None:
+    def compare(self, kernel: bool = False) -> None:
         """Remember which seals no longer fit, and which unit rows have a norm further than ``tolerance`` from 1.
 
-        kernel: an update follows, whose kernel will compare the seals that it keeps.
+        kernel: an update follows, whose kernel will compare the seals that it keeps if it took them in the last one.
         """
-        self.left = {i for i, seal in enumerate(self.row_seals) if kernel and seal is not None}
-        now = self.values.clone()
-        self._read(sorted(set(range(len(self.tensors))) - self.left), now)
-        self.changed |= now != self.values
-        if self.unit:
-            self.off |= (torch.cat([x.norms() for x in self.unit]) - 1).abs() > tolerance
+        self.left = kernel and self._taken()
+        for seal in self.kept.values():
+            seal.taken = False
+        self._call(compare=True)
+        if self.by_torch:
+            now = self._bits(self.tensors[: self.by_torch])
+            self._note(self.changed, now != self.values[: len(now)])
+            if unit := [x.norms() for x in self.tensors[: self.by_torch] if x.unit]:
+                self._note(self.off, (torch.cat(unit) - 1).abs() > self.tolerance)
+
+    def _note(self, where: Tensor, wrong: Tensor) -> None:
+        where[: len(wrong)] |= wrong
+        self.broken |= wrong.any()
 
     @torch.no_grad()
     def take(self) -> None:
         """After an update, take all seals that its kernel does not keep."""
-        self._read([i for i, x in enumerate(self.row_seals) if i not in self.left and not (x and x.taken)], self.values)
-        for seal in self.row_seals:
-            if seal is not None:
-                seal.taken = False
-
-    @property
-    def broken(self) -> Tensor:
-        """Whether anything was found: a bool on the device."""
-        return self.changed.any() | self.off.any()
+        self.left = self.left or self._taken()
+        self._call(compare=False)
+        if self.by_torch:
+            now = self._bits(self.tensors[: self.by_torch])
+            self.values[: len(now)] = now
 
     @torch.no_grad()
     def found(self) -> list[str]:

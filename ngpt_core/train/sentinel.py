@@ -2,7 +2,7 @@
 
     seals       of every parameter, moment and router bias (seals.py): taken after each update, compared before the next one
                 and before each checkpoint. A bit that flipped in between is found with certainty
-    norms       before each update every unit row has norm 1, and in each forward pass h after every block
+    norms       before each update every unit row has norm 1, and in each forward pass h before and after every block
     replay      every N steps the step is computed a second time, from the stored state and batch: the same bits, and no capped
                 row turned by more than its cap
     replicas    every N steps and before each checkpoint: ranks that hold the same numbers hold the same bits
@@ -23,15 +23,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import sphere
+from ..nn import rows_cpu
 from ..optim.gated_adamw import GatedAdamW
-from .seals import Seals, sealed_tensors
+from .seals import TOLERANCE, Seals, sealed_tensors
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
 __all__ = ["Corrupted", "Sentinel"]
 
-TOLERANCE = 1e-5  # of a norm; for h in half precision, what the format can represent
 RETURNS = 3  # how often training goes back to the same checkpoint before it gives up
 SHOWN = 3  # findings that a message lists per rank
 
@@ -47,9 +47,12 @@ class Sentinel:
         self.trainer, self.every = trainer, every
         self.returns: Counter[int] = Counter()  # step of a checkpoint -> how often training went back to it
         blocks = list(trainer.model.blocks) if trainer.model.config.normalized else []
-        self.h = torch.zeros(len(blocks), device=trainer.world.device)  # the largest | ||h|| - 1 | after each block
+        self.h = torch.zeros(len(blocks) + 1, device=trainer.world.device)  # the largest | ||h|| - 1 | after that many blocks
         self.h_tolerance = TOLERANCE
+        self.read = torch.full((len(self.h),), -1.0)  # the same, of the state that compiled code has just read; -1: it has not
+        self.compiled = self.read.numpy()
         for i, block in enumerate(blocks):
+            block.off = self.read[i : i + 1]
             block.register_forward_hook(partial(self._look, i))
         self.reset()
 
@@ -72,7 +75,7 @@ class Sentinel:
     def check(self) -> None:
         """Before the update. (With diagnostics, it does not take the kernel.)"""
         optimizer = self.trainer.optimizer
-        self.seals.compare(TOLERANCE, kernel=isinstance(optimizer, GatedAdamW) and optimizer.diagnostics is None)
+        self.seals.compare(kernel=isinstance(optimizer, GatedAdamW) and optimizer.diagnostics is None)
 
     def seal(self) -> None:
         """After the update."""
@@ -84,17 +87,29 @@ class Sentinel:
     def _states(self) -> int:
         return sum(map(len, self.trainer.optimizer.state.values()))
 
-    @torch.no_grad()
-    def _look(self, i: int, block: nn.Module, args: object, output: tuple) -> None:
-        h = output[0]
+    def _look(self, i: int, block: nn.Module, args: tuple, output: tuple) -> None:
+        """After block i: the state that it has read, and the last block's state."""
+        self._note(i, args[0])
+        if i + 2 == len(self.h):
+            if rows_cpu.takes(h := output[0]):
+                rows_cpu.off_sphere(h, self.read[i + 1 :])
+            self._note(i + 1, h)
+
+    def _note(self, i: int, h: Tensor) -> None:
+        if (off := float(self.compiled[i])) >= 0:
+            self.compiled[i] = -1
+            if off > TOLERANCE:
+                self.h[i] = max(float(self.h[i]), off)
+            return
         self.h_tolerance = max(TOLERANCE, 4 * torch.finfo(h.dtype).eps)
-        off = (torch.linalg.vector_norm(h, dim=-1, dtype=torch.promote_types(h.dtype, torch.float32)) - 1).abs().max()
-        self.h[i] = torch.maximum(self.h[i], off)
+        with torch.no_grad():
+            norm = torch.linalg.vector_norm(h, dim=-1, dtype=torch.promote_types(h.dtype, torch.float32))
+            self.h[i] = torch.maximum(self.h[i], (norm - 1).abs().max())
 
     # ---- where all ranks agree -----------------------------------------------------------------------------------------
     def verify(self) -> None:
         """Compare every number now, before a checkpoint. All ranks call this together."""
-        self.seals.compare(TOLERANCE)
+        self.seals.compare()
         copies = self.seals.unequal_copies() if self.trainer.world.size > 1 else []
         if copies or float(self.trainer.world.sum(self.alarm())):
             self.raise_found(copies)
@@ -104,7 +119,8 @@ class Sentinel:
         world = self.trainer.world
         own = [*own, *self.seals.found()]
         for i in (self.h > self.h_tolerance).nonzero().flatten().tolist():
-            own.append(f"h after block {i} had a norm that differs from 1 by {float(self.h[i]):.1e}")
+            place = f"block {i - 1}" if i else "the embedding"
+            own.append(f"h after {place} had a norm that differs from 1 by {float(self.h[i]):.1e}")
         every: list[list[str]] = [own] * world.size
         if world.size > 1:
             dist.all_gather_object(every, own)

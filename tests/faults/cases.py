@@ -87,9 +87,13 @@ def record(place: Place) -> list[tuple[str, Tree]]:
 
 
 def crash(place: Place, tree: Tree) -> str:
-    """Restart the run in this state, by the same command with --resume: it must end as if nothing had happened."""
-    folder = place.folder / "crashed"
-    restore(tree, folder)
+    """The outcome after a crash that left the run in this state."""
+    restore(tree, folder := place.folder / "crashed")
+    return restarted(place, folder)
+
+
+def restarted(place: Place, folder: Path) -> str:
+    """Restart the run in ``folder`` by the same command with --resume: it must end as if nothing had happened."""
     try:
         status, _ = command(*place.train(folder / "run"), "--resume")
         if isinstance(status, str):

@@ -1,8 +1,12 @@
 """How do the faults end when all of them are tried? ``make soak`` runs this, for an hour at most, and stores the counts.
 
     crashes     every state in which a crash may leave a run, at every call to the file system (disk.py), for three runs
+    kills       real processes (processes.py): SIGKILL before every call to the file system, with and without what was not
+                forced to the disk; SIGKILL and SIGTERM at random times, twice in a row
+    ranks       two real ranks, of which one is killed, stopped, slow, or asked to end (../test_watchdog.py)
+    disks       full, slow, and one on which each call fails once
     flips       one bit in every kind of file, through the command that reads it
-    fuzz        files, flags and public names with inputs drawn by hypothesis
+    fuzz        files, flags and public names with inputs drawn by hypothesis, and by atheris if it is installed
     leaks       memory over many steps
 
 Prints one line per kind and writes results.json beside this file. The exit status is 1 if any case failed.
@@ -10,6 +14,9 @@ Prints one line per kind and writes results.json beside this file. The exit stat
 
 import argparse
 import datetime
+import errno
+import importlib.util
+import itertools
 import json
 import logging
 import platform
@@ -18,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -25,6 +33,8 @@ RESULTS = HERE / "results.json"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import cases  # noqa: E402
+import processes  # noqa: E402
+import ranks as rank_cases  # noqa: E402
 import torch  # noqa: E402
 from fuzz import CASES, fuzz  # noqa: E402
 
@@ -49,6 +59,39 @@ def crashes(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
                 print(f"  {outcome}: {what}", flush=True)
         found[f"crashes, {name}"] = outcomes
     return found
+
+
+def counted(deadline: float, found: Iterable[tuple[str, str]]) -> Counter:
+    """The outcomes of cases, as far as there is time; what fails is printed."""
+    outcomes: Counter = Counter()
+    for what, outcome in found:
+        outcomes[outcome] += 1
+        if outcome in cases.BAD:
+            print(f"  {outcome}: {what}", flush=True)
+        if time.monotonic() > deadline:
+            break
+    return outcomes
+
+
+def kills(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
+    place, begin = cases.Place(Path(tempfile.mkdtemp())), time.monotonic()
+    at_random = counted(begin + (deadline - begin) / 4, processes.at_random(place, args.kills))
+    # every fifth call, then those between: if the time ends early, the whole run has been sampled
+    strides = itertools.chain.from_iterable(processes.kills(place, 5, first) for first in (1, 3, 5, 2, 4))
+    return {"kills, at random times": at_random, "kills, at each call": counted(deadline, strides)}
+
+
+def ranks(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
+    return {"ranks": counted(deadline, rank_cases.ranks(Path(tempfile.mkdtemp())))}
+
+
+def disks(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
+    place = cases.Place(Path(tempfile.mkdtemp()))
+    found = {"disks, full": counted(deadline, processes.full(place)), "disks, slow": counted(deadline, processes.slow(place))}
+    strides = itertools.chain.from_iterable(
+        processes.failing(place, code, 10, first) for first in range(1, 11) for code in (errno.ENOSPC, errno.EIO)
+    )
+    return found | {"disks, failing": counted(deadline, strides)}
 
 
 def flips(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
@@ -77,6 +120,11 @@ def fuzzed(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
             for example in examples:
                 print(f"  {kind}: {example!r:.300}", flush=True)
         found[f"fuzz, {kind}"] = outcomes
+    if importlib.util.find_spec("atheris") is not None:
+        import coverage_guided
+
+        for name in coverage_guided.TARGETS:
+            found[f"fuzz, atheris, {name}"] = coverage_guided.run(name, args.fuzz)
     return found
 
 
@@ -92,14 +140,15 @@ def leaks(deadline: float, args: argparse.Namespace) -> dict[str, dict]:
     return {"leaks": {"steps": args.steps, "kB per step": round((sizes[1] - sizes[0]) / args.steps, 3)}}
 
 
-PARTS = {"crashes": crashes, "flips": flips, "fuzz": fuzzed, "leaks": leaks}
-SHARES = {"crashes": 10, "flips": 5, "fuzz": 5, "leaks": 1}  # of the time
+PARTS = {"crashes": crashes, "kills": kills, "ranks": ranks, "disks": disks, "flips": flips, "fuzz": fuzzed, "leaks": leaks}
+SHARES = {"crashes": 10, "kills": 10, "ranks": 10, "disks": 8, "flips": 8, "fuzz": 12, "leaks": 2}  # of the time
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--flips", type=int, default=25, help="per kind of file")
+    parser.add_argument("--kills", type=int, default=60, help="at random times")
     parser.add_argument("--fuzz", type=int, default=5000, help="per kind of input; fewer where a case runs a command")
     parser.add_argument("--steps", type=int, default=5000, help="of the run that looks for leaks")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="the others keep their counts")
@@ -107,8 +156,7 @@ def main() -> int:
     torch.set_num_threads(1)
     logging.getLogger("ngpt_core").setLevel(logging.ERROR)  # warnings about folders without a seal
     begin = time.monotonic()
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    found: dict = {k: v for k, v in kept.items() if k.split(",")[0] in PARTS and k.split(",")[0] not in args.only}
+    found: dict = {}
     left = sum(SHARES[part] for part in args.only)
     for part in args.only:
         rest = begin + 60 * args.minutes - time.monotonic()
@@ -117,10 +165,14 @@ def main() -> int:
         for name, counts in outcomes.items():
             found[name] = dict(sorted(counts.items()))
             print(f"{name}: {counts}", flush=True)
-    counted = [counts for name, counts in found.items() if name != "leaks"]
-    bad = sum(count for counts in counted for name, count in counts.items() if name in cases.BAD)
-    total = sum(sum(counts.values()) for counts in counted)
-    about = {"date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}", "torch": torch.__version__}
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    dates = kept.get("dates", dict.fromkeys(PARTS, kept.get("date")))
+    dates |= dict.fromkeys(args.only, f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}")
+    found |= {k: v for k, v in kept.items() if k.split(",")[0] in PARTS and k.split(",")[0] not in args.only}
+    counts_of = [counts for name, counts in found.items() if name != "leaks"]
+    bad = sum(count for counts in counts_of for name, count in counts.items() if name in cases.BAD)
+    total = sum(sum(counts.values()) for counts in counts_of)
+    about: dict = {"dates": dates, "torch": torch.__version__}
     about |= {"python": platform.python_version(), "cases": total, "failures": bad}
     RESULTS.write_text(json.dumps(about | found, indent=1) + "\n")
     print(f"{total:,} cases, {bad} failures")
