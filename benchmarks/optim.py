@@ -13,6 +13,9 @@ The same tensors for all: matrices of unit rows, float32, one row in a hundred w
 A second table: the recipe of the preset `pico` (all its groups, 63 small tensors), where a step is short and what surrounds the
 kernels shows. Each way makes 20 steps per round.
 
+The limit is memory: a way moves at least BYTES per parameter (w, g, m, v read; w, m, v written; the check reads g once more).
+Where all ways move about the same GB/s, none can be faster than the ratio of its bytes to AdamW's.
+
 Time: one thread, see timing.py. Memory: the larger of two increases during a step, in units of the largest parameter: the peak
 of torch's allocator, and the peak of the resident set (which includes memory that a kernel allocates itself, but not memory
 that the process already held). Each way runs in a separate process.
@@ -39,6 +42,7 @@ from ngpt_core.optim.pmen import PMEN
 from ngpt_core.optim.smgc import SMGC
 
 TENSORS = 6
+BYTES = {"AdamW fused": 28, "whole recipe": 32, "... unchecked": 28, "plain a=1": 28}  # per parameter
 WHOLE = dict(lr=1e-3, unit_dim=-1, smgc=SMGC(start=1), pmen=PMEN(), cap=math.radians(1))
 WAYS = {
     "AdamW fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
@@ -109,7 +113,7 @@ def main() -> None:
     seconds = interleaved({way: step for way, step in steps.items() if way != "readable"}, args.rounds)
     count = sum(g.numel() for g in grads)
     print(f"{count / 1e6:.1f}M parameters in rows of {args.d}, float32, one thread, {args.rounds} rounds; {machine()['cpu']}")
-    print(f"{'':15}{'CPU ms':>9}{'/ AdamW':>9}{'extra memory, tensors':>24}")
+    print(f"{'':15}{'CPU ms':>9}{'/ AdamW':>9}{'bytes / AdamW':>15}{'GB/s':>7}{'extra memory, tensors':>24}")
     table = {}
     for way in WAYS:
         run = slow if way == "readable" else seconds
@@ -119,8 +123,11 @@ def main() -> None:
             "extra_bytes": peak[way],
             "extra_tensors": round(peak[way] / tensor, 3),
         }
-        x = table[way]
-        print(f"{way:15}{x['milliseconds']:9.1f}{x['ratio']:9.2f}{x['extra_tensors']:24.2f}")
+        x, limit = table[way], f"{'':22}"
+        if way in BYTES:
+            x |= {"bytes": BYTES[way], "gigabytes_per_second": round(BYTES[way] * count / x["milliseconds"] / 1e6, 1)}
+            limit = f"{BYTES[way] / BYTES['AdamW fused']:15.2f}{x['gigabytes_per_second']:7.1f}"
+        print(f"{way:15}{x['milliseconds']:9.1f}{x['ratio']:9.2f}{limit}{x['extra_tensors']:24.2f}")
     pico = small_tensors(args.rounds)
     args.out.parent.mkdir(exist_ok=True)
     setting = {"parameters": count, "d": args.d, "tensors": TENSORS, "dtype": "float32", "rounds": args.rounds}
