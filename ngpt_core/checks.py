@@ -8,6 +8,7 @@ import math
 from numbers import Integral, Real
 from typing import TypeGuard
 
+import torch
 from torch import Tensor
 
 LEAST_DIVISOR = 1e-30  # the smallest constant that the update may divide by: float32 holds d / 1e-30 up to d = 3e8
@@ -15,7 +16,9 @@ LEAST_DIVISOR = 1e-30  # the smallest constant that the update may divide by: fl
 
 def is_number(x: object) -> TypeGuard[float | Tensor]:
     """Whether x is a real number (nan and infinities included) or a tensor that holds one."""
-    return (isinstance(x, Real) and not isinstance(x, bool)) or (isinstance(x, Tensor) and x.numel() == 1)
+    return (isinstance(x, Real) and not isinstance(x, bool)) or (
+        isinstance(x, Tensor) and x.numel() == 1 and not x.is_complex() and x.dtype != torch.bool
+    )
 
 
 def is_integer(x: object) -> bool:

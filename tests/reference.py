@@ -170,6 +170,11 @@ def lgp_scale(s_z, q, form):
     return [float(s) ** q / mean for s in s_z]
 
 
+def positive(s, init, scale):
+    """s_eff of a positive s_z stored as s: the plain s_eff = s init / scale above its initial value, an exponential below."""
+    return [init * (x if x > 1 else math.exp(x - 1)) for x in (float(one) / scale for one in s)]
+
+
 def lgp_cross_entropy(h, W, targets, s_z=None, q=None, form="ratio", ignore_index=-100):
     """(loss, dh, dW, ds_z) of the mean cross-entropy, token by token; LGP on the paths to h and W, ds_z exact."""
     h, W = np.asarray(h, dtype=np.float64), np.asarray(W, dtype=np.float64)

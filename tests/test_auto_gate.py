@@ -213,8 +213,25 @@ def test_a_function_is_asked_once_per_group_and_step_with_t_from_one():
 
 @pytest.mark.parametrize(
     "bad",
-    [math.nan, 0.0, -1e-8, math.inf, 1e-40, "1e-8", None, torch.ones(2), torch.ones(0), torch.tensor(math.nan), True],
-    ids=str,
+    [
+        math.nan,
+        0.0,
+        -1e-8,
+        math.inf,
+        1e-40,
+        10**400,
+        "1e-8",
+        None,
+        True,
+        torch.ones(2),
+        torch.ones(0),
+        torch.ones(2, 3),
+        torch.zeros(1),
+        torch.tensor(math.nan),
+        torch.tensor(True),
+        torch.tensor(1e-8 + 0j),
+    ],
+    ids=lambda x: repr(x)[:30],
 )
 def test_a_function_that_returns_something_else_is_refused_before_anything_changes(bad):
     p, q = parameter(2, 3), parameter(2, 3)
@@ -222,7 +239,8 @@ def test_a_function_that_returns_something_else_is_refused_before_anything_chang
     optimizer = ng.GatedAdamW(groups, lr=0.1)
     steps(optimizer, 1, 2)
     before = copy.deepcopy([p, q, *optimizer.state[p].values(), *optimizer.state[q].values()])
-    with pytest.raises(ValueError, match=r"eps_gate, as a function of \(t, group\), must return one finite number.*at t = 3"):
+    rule = r"^GatedAdamW: eps_gate, as a function of \(t, group\), must return one finite number >= 1e-30; got .* at t = 3\. "
+    with pytest.raises(ValueError, match=rule):
         steps(optimizer, 3, 3)
     after = [p, q, *optimizer.state[p].values(), *optimizer.state[q].values()]
     assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True)) and optimizer.state[p]["step"] == 2
@@ -253,6 +271,32 @@ def test_thresholds_are_kept_as_they_were_if_a_tensor_cannot_take_the_path_that_
 def test_a_quantile_outside_0_to_1_and_a_step_count_below_1_are_refused(bad):
     with pytest.raises(ValueError, match=f"AutoGate: {next(iter(bad))}"):
         ng.AutoGate(**bad)
+
+
+def test_numpys_numbers_are_kept_as_pythons():
+    gate = ng.AutoGate(np.float32(0.25), np.int64(3))
+    assert gate == ng.AutoGate(0.25, 3) and type(gate.quantile) is float and type(gate.every) is int
+
+
+def test_of_a_tensor_on_another_device_only_the_shape_is_seen():
+    there = torch.device("meta")
+    assert auto_gate.called(lambda t, group: torch.empty(1, 1, device=there), 3, {}, there).shape == ()
+    for bad in (torch.empty(2, device=there), torch.empty(1, device=there, dtype=torch.bool)):
+        with pytest.raises(ValueError, match="must return one finite number"):
+            auto_gate.called(lambda t, group, bad=bad: bad, 3, {}, there)
+
+
+@pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0, math.inf, "x", None, torch.ones(2)], ids=repr)
+def test_a_state_whose_threshold_is_no_threshold_is_refused(bad):
+    p, q = parameter(2, 3), parameter(2, 3)
+    one, two = (ng.GatedAdamW([x], lr=0.1, eps_gate="auto") for x in (p, q))
+    steps(one, 1, 2), steps(two, 1, 2)
+    state = copy.deepcopy(one.state_dict())
+    state["state"][0]["eps_gate"] = bad
+    before = copy.deepcopy(two.state_dict())
+    with pytest.raises(ValueError, match=r"^GatedAdamW: eps_gate of parameter 0 must be one finite number >= 1e-30; got"):
+        two.load_state_dict(state)
+    assert str(two.state_dict()) == str(before)
 
 
 def test_a_state_with_a_function_needs_the_function_again():

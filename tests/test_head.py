@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import lgp_cross_entropy, lgp_scale
+from reference import lgp_cross_entropy, lgp_scale, positive
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -488,6 +488,22 @@ def test_a_positive_scale_starts_as_a_plain_one_and_never_reaches_zero():
     slope = grads(torch.func.functional_call(positive, {"weight": x}, ()).sum(), x)[0]
     close([slope[1:]], [torch.full((2,), 4.0, dtype=torch.float64)], 1e-5)  # no kink where the two branches meet
     assert type(Head(config(lgp_q=0.5)).s_z) is PositiveScale and torch.equal(Head(config(lgp_q=0.5)).s_z(), torch.ones(11))
+
+
+@pytest.mark.parametrize("form", ["ratio", "power"])
+@pytest.mark.parametrize("path", ["chunked", "logits"])
+def test_a_head_with_a_positive_scale_is_the_twin(form, path):
+    h, W, _, targets = problem(V=11, d=8)
+    head = Head(config(lgp_q=0.5, lgp_form=form)).double()
+    stored = torch.linspace(-2.0, 3.0, 11, dtype=torch.float64)
+    with torch.no_grad():
+        head.weight.copy_(W), head.s_z.weight.copy_(stored)
+    loss = head.loss(h, targets) if path == "chunked" else F.cross_entropy(head(h), targets)
+    s_z = positive(stored, head.s_z.init, head.s_z.scale)
+    close([head.s_z()], [torch.tensor(s_z, dtype=torch.float64)])
+    want, dh, dW, ds = lgp_cross_entropy(*(x.detach().numpy() for x in (h, W, targets)), s_z, 0.5, form)
+    slope = [head.s_z.init / head.s_z.scale if x > head.s_z.scale else s / head.s_z.scale for x, s in zip(stored.tolist(), s_z)]
+    close((loss, *grads(loss, h, head.weight, head.s_z.weight)), (np.asarray(want), dh, dW, ds * np.array(slope)))
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------------------

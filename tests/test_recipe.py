@@ -636,6 +636,11 @@ def test_the_alpha_of_a_mamba_block_can_be_warmed_up_with_it(ngpt):
     ):
         with pytest.raises(ValueError, match="recipe: lines"):
             recipe.Settings(lines=bad)
+    for wrong in ("Residual[mamba2].alpha", "Residual[Mamba].alpha", "Mamba2[Residual].alpha", "Residuals.alpha"):
+        with pytest.raises(ValueError, match=r"names no parameter of this model. A key is a class and an attribute"):
+            recipe.table(ngpt, lines={wrong: recipe.Line("alpha")})
+    dense = ng.LanguageModel(ng.preset("pico-dense"))  # without a Mamba block, its line has no effect and is no mistake
+    assert recipe.table(dense, lines={"Residual[Mamba2].alpha": recipe.Line("alpha", warmup=True)}) == recipe.table(dense)
 
 
 def test_gate_and_transport_reach_every_group_they_concern(ngpt):

@@ -12,7 +12,6 @@ one rank, to the bit, and the host waits for nothing.
 Symbols: v second moment after the k completed steps; n coordinates with v > 0; t the step to come, t = k + 1.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +53,8 @@ class AutoGate:
             )
         if not is_count(self.every, 1):
             raise ValueError(f"AutoGate: every counts steps, an integer >= 1; got {self.every!r}.")
+        for name, kind in (("quantile", float), ("every", int)):  # a state with numpy's numbers could not be loaded
+            object.__setattr__(self, name, kind(getattr(self, name)))
 
 
 def _digits(v: Tensor) -> tuple[Tensor, range]:
@@ -150,13 +151,13 @@ def _next(group: dict, slot: Slot) -> int | Tensor:
 def called(gate: Gate, t: int | Tensor, group: dict, device: torch.device) -> float | Tensor:
     """gate(t, group), checked; a tensor on an accelerator only by its shape, since reading it would make the host wait."""
     value = gate(t, group)
-    fits = is_number(value)
-    if fits and not (isinstance(value, Tensor) and value.device.type != "cpu"):
-        value = float(value)
-        fits = LEAST_DIVISOR <= value < math.inf
-    if not fits:
-        raise ValueError(
-            f"GatedAdamW: eps_gate, as a function of (t, group), must return one finite number >= {LEAST_DIVISOR}; got "
-            f"{value!r} at t = {t}. Nothing was changed."
-        )
-    return value.reshape(()).to(device) if isinstance(value, Tensor) else value
+    there = value if isinstance(value, Tensor) and value.device.type != "cpu" else None
+    if there is not None and is_number(value):
+        return there.reshape(()).to(device)
+    if there is None and is_within(value, LEAST_DIVISOR):
+        return float(value)
+    got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) and value.numel() != 1 else repr(value)
+    raise ValueError(
+        f"GatedAdamW: eps_gate, as a function of (t, group), must return one finite number >= {LEAST_DIVISOR}; got {got} at "
+        f"t = {int(t)}. Nothing was changed."
+    )

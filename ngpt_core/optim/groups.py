@@ -187,6 +187,11 @@ def check_state(state: Mapping) -> None:
                 raise ValueError(f"GatedAdamW: {key} of parameter {i} must be a floating-point tensor; got {moment!r:.80}.")
         if not (is_count(step := entry.get("step", 0), 0) and step < 2**53):  # a float holds it exactly
             raise ValueError(f"GatedAdamW: step of parameter {i} is a number of updates >= 0; got {entry['step']!r:.80}.")
+        if "eps_gate" in entry and not is_within(entry["eps_gate"], LEAST_DIVISOR):  # AutoGate's
+            raise ValueError(
+                f"GatedAdamW: eps_gate of parameter {i} must be one finite number >= {LEAST_DIVISOR}; got "
+                f"{entry['eps_gate']!r:.80}."
+            )
         if entry and not (wanted <= entry.keys() and extra not in entry):
             raise ValueError(
                 f"GatedAdamW: the state of a parameter must have {', '.join(sorted(wanted))}, as AdamW's does, and no {extra} "

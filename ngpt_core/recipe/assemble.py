@@ -95,8 +95,11 @@ def param_groups(
         check_steps(total_steps)
     numbers, config, axes = numbers_for(model, base, **overrides), _config(model), unit_axes(model)
     groups: dict[tuple, dict[str, Any]] = {}
-    lines = {**TABLE, **(getattr(numbers, "lines", None) or {})}  # GPT has one warmup for all, and no lines of its own
-    for name, p, key in _lines(model, lines):
+    own = getattr(numbers, "lines", None) or {}  # GPT has one warmup for all, and no lines of its own
+    lines = {**TABLE, **own}
+    found = list(_lines(model, lines))
+    _check_used(own, {key for _, _, key in found})
+    for name, p, key in found:
         values = numbers.group(lines[key], config, total_steps)
         if config.normalized:
             values["unit_dim"] = axes.get(name)
@@ -109,6 +112,17 @@ def param_groups(
         group["label"] = ", ".join(group["label"])
     _check_partition(model, groups.values())
     return list(groups.values())
+
+
+def _check_used(own: Mapping[str, Line], used: set[str]) -> None:
+    """A line that no parameter has is a mistake, unless another of our models has it."""
+    kinds = {key.partition(".")[0] for key in TABLE}
+    by_block = {f"Residual[{kind}].{attribute}" for kind in kinds for attribute in ("alpha", "norm_weight")}
+    if unknown := sorted(own.keys() - used - TABLE.keys() - by_block):
+        raise ValueError(
+            f"recipe: lines has {', '.join(map(repr, unknown))}, which names no parameter of this model. A key is a class and "
+            "an attribute, as in TABLE ('Head.s_z'), or a residual step by its block ('Residual[Mamba2].alpha')."
+        )
 
 
 def _check_partition(model: nn.Module, groups: Iterable[dict[str, Any]]) -> None:
