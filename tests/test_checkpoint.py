@@ -147,7 +147,8 @@ def test_a_resumed_run_treats_each_field_by_its_policy(straight, corpus, tmp_pat
     now = {**vars(run.config), **vars(run.model), "scaled": True}
     other = {"recipe": ("rho=0.2",), "data": (str(tmp_path / "link"),), "val_data": (corpus,), "out": f"{straight}/"}
     other |= {"wandb": "x", "mlflow": "x", "callback": ("json:JSONDecoder",), "device": "cpu", "precision": "fp32"}
-    other |= {"verify_data": True, "activation_checkpointing": "full", "tokens": 8 * 4 * 32, "sample_prompt": "x"}
+    other |= {"verify_data": True, "compile": True, "stream": "fp32"}
+    other |= {"activation_checkpointing": "full", "tokens": 8 * 4 * 32, "sample_prompt": "x"}
     for policy, names in POLICIES.items():
         for name in names.split():
             new = other.get(name, not now[name] if isinstance(now[name], bool) else 2 * (now[name] or 1))

@@ -53,7 +53,7 @@ def run(shape, steps, on_device=False, offset=0, dtype=torch.float32, seed=0, **
             rule = rule._replace(eps_gate=kept)
         kernels.step([slot], rule._replace(**numbers), torch.tensor(True) if on_device else None)
         g = -g.to(dtype).double() if s["maximize"] else g.to(dtype).double()
-        theirs = algorithm.run(algorithm.update(theirs[0], g, *theirs[1:], t, rule, key(0, "w"), index))
+        theirs = algorithm.run(algorithm.update(theirs[0], g, *theirs[1:], t, rule, key(0, "w"), lambda: index))
     return ours, theirs
 
 

@@ -42,9 +42,8 @@ POLICIES = {
     "same data": "data",  # another path is accepted, other content is not: the loader compares checksums
     "free": """out micro_batch val_data verify_data eval_every eval_windows diagnostics_every sample_every sample_prompt
         sample_tokens tensorboard wandb mlflow callback save_every keep keep_every async_save sentinel timeout
-        device precision compile
-        activation_checkpointing replicas expert_parallel reshard float8 gpt_lr router_bias_rate
-        balance_loss""",  # the new value holds from now on
+        device precision stream compile activation_checkpointing replicas expert_parallel reshard float8 gpt_lr
+        router_bias_rate balance_loss""",  # the new value holds from now on
 }
 _POLICY = {field: policy for policy, names in POLICIES.items() for field in names.split()}
 _POLICY["preset"] = _POLICY["name"]  # the flag that sets it
