@@ -66,7 +66,7 @@ def hidden_gate_figure() -> go.Figure:
         y = gate(torch.tensor([x], dtype=torch.float64), 1.0, 1e-8)
         figure.add_scatter(x=[x], y=y, name=f"median coordinate, {name}", mode="markers", marker=dot)
     font = {"size": 13}
-    for exponent, y, text in ((-11.6, 0.12, "shut: stands still"), (-5.2, 0.9, "open: full steps")):
+    for exponent, y, text in ((-11.6, 0.08, "shut"), (-5.2, 0.92, "open")):
         figure.add_annotation(x=exponent, y=y, text=text, font=font, showarrow=False)
     figure.update_xaxes(type="log", range=[-14.1, -2.9], **powers(-14, -12, -10, -8, -6, -4))
     figure.update_xaxes(title="√v̂, the size of a coordinate's gradients")
