@@ -37,7 +37,7 @@ HINTS = {  # name of the reader's function -> what to say after the first and th
         "take the quotient eps_gate/d first, and the power afterwards.",
     ),
     "my_tangent": (
-        "each row of g has a dot product of its own with its row of w.",
+        "take the dot product of each row of g with the matching row of w.",
         "keepdim=True keeps the sums in a shape that can be multiplied with the rows.",
     ),
     "my_clip": (

@@ -52,6 +52,29 @@ def gate_curves_figure(v: dict) -> go.Figure:
     return figure
 
 
+MEDIANS = {"7B": 2.1e-9, "30B": 1.0e-9}  # of sqrt(v_hat) at the end of training: the paper, section 4.2
+
+
+def hidden_gate_figure() -> go.Figure:
+    """AdamW's epsilon, drawn as a gate, and where the paper's large models are under it at the end of training."""
+    figure = go.Figure()
+    shown = SCALES[(SCALES > 0.9e-14) & (SCALES < 1.1e-3)]
+    hidden = gate(torch.tensor(shown), 1.0, 1e-8)
+    figure.add_scatter(x=shown, y=hidden, name="AdamW's hidden gate, ε = 10<sup>−8</sup>", **_curve("blue"))
+    for name, x in MEDIANS.items():
+        dot = {"size": 11, "color": COLORS["magenta" if name == "30B" else "teal"]}
+        y = gate(torch.tensor([x], dtype=torch.float64), 1.0, 1e-8)
+        figure.add_scatter(x=[x], y=y, name=f"median coordinate, {name}", mode="markers", marker=dot)
+    font = {"size": 13}
+    for exponent, y, text in ((-11.6, 0.08, "shut"), (-5.2, 0.92, "open")):
+        figure.add_annotation(x=exponent, y=y, text=text, font=font, showarrow=False)
+    figure.update_xaxes(type="log", range=[-14.1, -2.9], **powers(-14, -12, -10, -8, -6, -4))
+    figure.update_xaxes(title="√v̂, the size of a coordinate's gradients")
+    figure.update_yaxes(title="share of the step", range=[-0.03, 1.06], tickvals=[0, 0.5, 1])
+    figure.update_layout(height=340)
+    return figure
+
+
 # ---- one coordinate, sixty steps -------------------------------------------------------------------------------------
 
 STEPS = 60

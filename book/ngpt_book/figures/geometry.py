@@ -56,6 +56,36 @@ def one_update_figure(v: dict) -> go.Figure:
     return figure
 
 
+def section_figure() -> go.Figure:
+    """The same three operations in the plane of one step: project, cap at 20 degrees, Norm."""
+    figure, arc = go.Figure(), np.radians(np.linspace(-25, 50, 60))
+    tilt, cap = math.radians(40), math.radians(20)
+    raw = 0.7 * np.array([math.cos(tilt), math.sin(tilt)])
+    line = {"mode": "lines", "showlegend": False, "hoverinfo": "skip"}
+    figure.add_scatter(x=np.sin(arc), y=np.cos(arc), **line, line={"color": COLORS["grey"], "width": 2})
+    figure.add_scatter(x=[0, 0], y=[0.45, 1], **line, line={"color": COLORS["blue"], "width": 4})
+    for color, x, y in (
+        ("red", [0, raw[0]], [1, 1 + raw[1]]),
+        ("teal", [0, raw[0]], [1, 1]),
+        ("gold", [0.45 * math.sin(cap), math.sin(cap)], [0.45 * math.cos(cap), math.cos(cap)]),
+    ):
+        figure.add_scatter(x=x, y=y, **line, line={"color": COLORS[color], "width": 4})
+    figure.add_scatter(x=[raw[0]] * 2, y=[1 + raw[1], 1], **line, line={"color": COLORS["grey"], "width": 1.5, "dash": "dot"})
+    for x, y, text, anchor in (
+        (-0.03, 0.62, "w before", "right"),
+        (0.27, 0.62, "w after", "left"),
+        (raw[0] / 2 - 0.05, 1 + raw[1] / 2 + 0.04, "step", "right"),
+        (raw[0] + 0.03, 1 + raw[1] / 2, "1 project", "left"),
+        (raw[0] + 0.03, 1, "2 cap", "left"),
+        (-0.3, 0.87, "sphere", "center"),
+    ):
+        figure.add_annotation(x=x, y=y, text=text, showarrow=False, xanchor=anchor, font={"size": 13})
+    figure.update_xaxes(range=[-0.5, 0.95], visible=False)
+    figure.update_yaxes(range=[0.4, 1.5], visible=False, scaleanchor="x")
+    figure.update_layout(height=380, margin={"l": 8, "r": 8, "t": 8, "b": 8})
+    return figure
+
+
 # ---- how large is a step? --------------------------------------------------------------------------------------------
 
 PROGRESS = np.linspace(0.0005, 1, 400)

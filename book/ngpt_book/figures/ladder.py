@@ -197,6 +197,21 @@ def scaling_figure(v: dict) -> go.Figure:
     return figure
 
 
+def rungs_figure() -> go.Figure:
+    """The validation column of the table, with the gap of each rung in percent of GPT's loss."""
+    figure, (gpt, ngpt) = go.Figure(), losses("validation")
+    for name, loss, color, symbol in (("GPT", gpt, GPT, "square"), ("nGPT", ngpt, NGPT, "circle")):
+        look = {"mode": "lines+markers", "line": _thin(color), "marker": _marks(color, symbol)}
+        figure.add_scatter(x=RUNGS, y=loss, name=name, **look)
+    for i, rung in enumerate(TABLE.values()):
+        gap = {"text": f"−{rung.validation.percent:.1f}%", "font": {"color": NGPT, "size": 13}}
+        figure.add_annotation(x=i, y=gpt[i], xshift=12, yshift=16, showarrow=False, **gap)
+    figure.update_xaxes(title="total parameters", range=[-0.4, 5.4])
+    figure.update_yaxes(title="validation loss", range=[1.08, 1.7])
+    figure.update_layout(height=360)
+    return figure
+
+
 E_GRID, FAR = np.linspace(0, 1.15, 47), np.geomspace(80, 8000, 60)
 
 

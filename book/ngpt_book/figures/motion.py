@@ -246,7 +246,7 @@ def spread() -> Animation:
         for m, g in zip(median, r["gate"])
     ]
     return Animation(
-        "ngpt-gate", "√v̂ slides towards the gate", _labels(steps, r["about"]["steps"]), [histogram, fall], words,
+        "ngpt-gate", "√v̂ slides toward the gate", _labels(steps, r["about"]["steps"]), [histogram, fall], words,
         "Histogram of the second-moment scale over all unit rows, moving to the left under the curve of the gate; beside it, "
         "its median over the steps.",
         NGPT, 10,

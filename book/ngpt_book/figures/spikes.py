@@ -103,6 +103,27 @@ def noise_figure(v: dict) -> go.Figure:
     return figure
 
 
+def two_faults_figure() -> go.Figure:
+    """What each safeguard is for: one gradient far above all others, and a coordinate without any gradient."""
+    g, t = 1 + 0.5 * np.random.default_rng(3).standard_normal(STEPS), np.arange(1, STEPS + 1)
+    g[SPIKE] = 1000
+    v = _moments(g, 0.975, 0.975, 100.0)[1]
+    limit = math.sqrt((100 - 0.975) / (1 - 0.975)) * v.sqrt()  # app. C, C_R: what may pass at the next step
+    signs = torch.cat([pmen.signs(pmen.key(0, "silent"), step, torch.arange(1)) for step in t.tolist()])
+    walk = pmen.amplitude(pmen.PMEN(), 1.0, 1024, beta1=0.975) * signs.cumsum(0)
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.12)
+    figure.add_scatter(x=t, y=abs(g), name="gradient with a spike", **_line("grey"), row=1, col=1)
+    figure.add_scatter(x=t[1:], y=limit[:-1], name="the most that SMGC lets pass", **_line("magenta"), row=1, col=1)
+    figure.add_scatter(x=t, y=0 * t, name="silent coordinate", **_line("grey", "dash"), row=2, col=1)
+    figure.add_scatter(x=t, y=walk, name="the same with PMEN", **_line("blue"), row=2, col=1)
+    figure.update_yaxes(title="|gradient|", type="log", range=[-2.2, 3.2], **powers(-2, -1, 0, 1, 2, 3), row=1, col=1)
+    figure.update_yaxes(title="position / lr", tickvals=[0, 2, 4], row=2, col=1)
+    figure.update_xaxes(range=[0, STEPS + 5])
+    figure.update_xaxes(title="step", row=2, col=1)
+    figure.update_layout(height=420)
+    return figure
+
+
 # ---- two figures of runs ---------------------------------------------------------------------------------------------
 
 
