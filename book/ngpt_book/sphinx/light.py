@@ -1,7 +1,8 @@
 """What would a page load that it does not need? 2.6 MB, which are left out when all pages are written.
 
 1. Font Awesome: a script of 1.4 MB and a font of 156 kB draw a dozen icons. Their outlines are taken from that script, of the
-   installed theme, into a style sheet with only the icons that the site has, and those that the theme's styles name.
+   installed theme, into a style sheet with only the icons that the site has, and those that the theme's styles name. The theme's
+   own style no longer declares the fonts, or a browser may load them for the height of a line.
 2. The index of the search, on every page: only search.html searches.
 3. The styles of thousands of characters of formulas (mathematics.py): those that occur stay.
 """
@@ -18,6 +19,7 @@ from . import mathematics
 
 THEME = Path(pydata_sphinx_theme.__file__).parent / "theme/pydata_sphinx_theme/static"
 _FONT_AWESOME = re.compile(r'\s*<script[^>]*src="[^"]*fontawesome\.js[^"]*"[^>]*></script>')
+_FONT = re.compile(r"@font-face\s*\{[^}]*Font Awesome[^}]*\}")
 _SEARCH = re.compile(r'\s*<script[^>]*src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"[^>]*></script>')
 _ICON = re.compile(r"\bfa-([a-z][a-z0-9-]*)")
 _CHARACTER = re.compile(r"\bmjx-c([0-9A-F]+)\b")
@@ -89,6 +91,8 @@ def lighten(app: Sphinx, exception: Exception | None) -> None:
         names.update(_ICON.findall(text))
         found.update(_CHARACTER.findall(text))
     static = folder / "_static"
+    theme = static / "styles" / "pydata-sphinx-theme.css"
+    theme.write_text(_FONT.sub("", theme.read_text(encoding="utf-8")), encoding="utf-8")
     sheets = [path.read_text(encoding="utf-8") for path in static.rglob("*.css") if path.name not in OURS]
     (static / "icons.css").write_text(icons(names, sheets), encoding="utf-8")
     (static / "mathematics.css").write_text(characters(mathematics.style(), found), encoding="utf-8")
