@@ -3,7 +3,7 @@
     python -m ngpt_book.figures.openings         (writes book/_assets/opening_*.svg; a test compares them with this file)
 
 The numbers come from the functions and stored runs of the chapter itself. Every text is at least 15 of 480 units high, so that
-a phone shows it in a readable size. Chapter 1 opens with walk.svg, which execute.py draws.
+a phone shows it in a readable size.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ..explorer.svg import to_svg
 from ..theme import COLORS, FONT
-from . import lgp, schedules
+from . import hypersphere, lgp, schedules
 from .architecture import INK
 
 ASSETS = Path(__file__).parents[2] / "_assets"
@@ -44,6 +45,22 @@ def axes(across: str, up: str) -> str:
     """Two axes with their names: what grows to the right, what grows upward."""
     lines = path(f"M{LEFT},{TOP - 8}V{BOTTOM}H{RIGHT}", more='stroke-opacity=".6"')
     return lines + text(RIGHT, BOTTOM + 24, across, anchor="end") + text(LEFT + 4, TOP - 10, up, anchor="start")
+
+
+def walk() -> str:
+    """The walk of chapter 1 with five layers, from above: the README's picture, with larger names."""
+    arrays = {key: np.asarray(value) for key, value in hypersphere.forward_pass(0.2, 0.2, 5).items()}
+    figure = hypersphere.forward_pass_figure(arrays).update_layout(showlegend=False)
+    globe = (
+        to_svg(figure)
+        .replace("currentColor", INK)
+        .partition(">")[2]
+        .removesuffix("</svg>")
+        .replace('font-size="12"', 'font-size="16"')
+    )
+    names = (("the hidden state", "gold"), ("attention suggests", "teal"), ("the MLP suggests", "red"))
+    labels = (text(8, 20 + 21 * i, words, COLORS[color], "start", weight="600") for i, (words, color) in enumerate(names))
+    return f'<svg width="{WIDTH}" height="330" viewBox="60 78 440 355" fill="{INK}">{globe}</svg>' + "".join(labels)
 
 
 def scales() -> str:
@@ -111,6 +128,7 @@ def decay() -> str:
 
 
 PICTURES: dict[str, tuple[Callable[[], str], str]] = {
+    "opening_walk": (walk, "A hidden state walks on the sphere from is towards beautiful, in small steps."),
     "opening_scaling": (scales, "The hidden state runs past attention, MLP and output layer; each has a learned scale."),
     "opening_lgp": (gradient, "The gradient grows under ordinary backpropagation and shrinks slowly with LGP."),
     "opening_decay": (decay, "Logarithmic decay falls at once and has a long tail; cosine, linear and WSD fall later."),
@@ -120,7 +138,8 @@ PICTURES: dict[str, tuple[Callable[[], str], str]] = {
 def drawn(name: str) -> str:
     """A picture as SVG."""
     draw, alt = PICTURES[name]
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    height = 330 if draw is walk else HEIGHT
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     look = f'font-family="{escape(FONT)}" role="img" aria-label="{escape(alt)}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {look}>{draw()}</svg>\n'
 
