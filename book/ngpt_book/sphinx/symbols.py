@@ -76,7 +76,9 @@ def explain(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             logger.warning("symbols.py explains nothing for %r in the formula %s", rest, node.astext(), location=node)
         if found:
             says = escape("; ".join(f"{symbol}: {words}" for symbol, words in found), quote=True)
-            start = f'<span class="symbol" tabindex="0" data-says="{says}" aria-description="{says}">'
+            linked = isinstance(node.parent, nodes.reference) or isinstance(node.parent.parent, nodes.reference)
+            focus = "" if linked else ' tabindex="0"'  # a link has the keyboard's focus already
+            start = f'<span class="symbol"{focus} data-says="{says}" aria-description="{says}">'
             i = node.parent.index(node)
             node.parent[i : i + 1] = [nodes.raw("", start, format="html"), node, nodes.raw("", "</span>", format="html")]
 
