@@ -31,7 +31,7 @@ SYMBOLS = {
     r"s_\text{mamba}": ("s_mamba", "a learned scale on the input of a Mamba-2 block"),
     r"s_\text{moe}": ("s_moe", "a learned scale on the input of a mixture of experts"),
     r"s_z": ("s_z", "a learned scale of each token's logit: how sure the model can be"),
-    r"s_\text{min}": ("s_min", "the gradient scale below which growth clipping stops looking at a coordinate's history"),
+    r"s_\text{min}": ("s_min", "a floor: growth clipping treats a coordinate's typical gradient as at least this large"),
     r"\tau_v": ("τ_v", "the threshold: a coordinate whose typical gradient is at most this receives noise"),
     r"\lambda_\text{noise}": ("λ_noise", "the strength of the exploration noise"),
     r"\beta_1": ("β₁", "how slowly the optimizer's average of gradients forgets"),
