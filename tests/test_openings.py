@@ -11,7 +11,7 @@ pytest.importorskip("plotly", reason='the figures need plotly: pip install "ngpt
 
 from ngpt_book import reading
 from ngpt_book.figures import openings
-from ngpt_book.sphinx.symbols import SYMBOLS, meanings
+from ngpt_book.sphinx.meanings import SYMBOLS, meanings
 
 BOOK = Path(__file__).parent.parent / "book"
 
