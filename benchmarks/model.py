@@ -16,7 +16,6 @@ Process CPU time on one thread, the two of a pair interleaved, the median over r
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 import torch.nn.functional as F
 from step import B, T, products
+from timing import machine
 from torch import Tensor
 
 import ngpt_core as ng
@@ -177,9 +177,8 @@ def main() -> None:
         print(f"{name:24}{ratio:7.3f}{target:>9}{first:11.3f}{second:11.3f}")
         results[name] = {"ratio": ratio, "target": target, "seconds": [first, second]}
     if args.out:
-        machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        data = machine | {"tokens": [B, T], "rounds": args.rounds, "results": results}
+        data = {"machine": machine(), "tokens": [B, T], "rounds": args.rounds, "results": results}
         args.out.write_text(json.dumps(data, indent=1) + "\n")
 
 

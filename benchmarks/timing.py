@@ -56,11 +56,11 @@ def allocated_above(work: Callable[[], object]) -> int:
     return max(accumulate((size for _, size in events), initial=0))
 
 
-def machine() -> dict[str, str | int]:
-    """The machine that the figures were measured on, without host name and paths."""
+def machine() -> dict[str, str | int | float]:
+    """The machine that the figures were measured on, without host name and paths, and its load at the end."""
     model = platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as f:
             model = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), model)
     return {"cpu": model, "cores": os.cpu_count() or 1, "threads": torch.get_num_threads(), "system": platform.system(),
-            "python": platform.python_version(), "torch": torch.__version__}  # fmt: skip
+            "python": platform.python_version(), "torch": torch.__version__, "load": round(os.getloadavg()[0], 1)}  # fmt: skip
