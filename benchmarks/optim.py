@@ -37,18 +37,19 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
-from timing import allocated_above, interleaved, machine, peak_above, ratio
+from timing import allocated_above, by, interleaved, machine, peak_above, ratio
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import ngpt_core as ng
 from ngpt_core import sphere
+from ngpt_core.optim import paths
 from ngpt_core.optim.gated_adamw import GatedAdamW
-from ngpt_core.optim.paths import _CACHED as CACHED
 from ngpt_core.optim.pmen import PMEN
 from ngpt_core.optim.smgc import SMGC
 
 TENSORS = 6
+CACHED = getattr(paths, "_CACHED", 1 << 17)  # coordinates that the readable path takes at a time
 BYTES = {"AdamW fused": 28, "whole recipe": 32, "... unchecked": 28, "plain a=1": 28}  # per parameter
 WHOLE = dict(lr=1e-3, unit_dim=-1, smgc=SMGC(start=1), pmen=PMEN(), cap=math.radians(1))
 WAYS = {
@@ -123,6 +124,7 @@ def main() -> None:
     for name, default in (("millions", 30), ("d", 1024), ("rounds", 15)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out", default=Path(__file__).parent / "results" / "optim.json", type=Path)
+    parser.add_argument("--before", type=Path, help="another checkout to compare with")
     parser.add_argument("--peak", choices=WAYS, help=argparse.SUPPRESS)  # a child process: print one number
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -160,11 +162,15 @@ def main() -> None:
     table["its passes"] = {"passes": round(made, 1), "ratio": round(ratio(slow, "its passes", "AdamW fused"), 3)}
     print(f"{'its passes':15}{'':9}{table['its passes']['ratio']:9.2f}   ({made:.0f} passes)")
     pico = small_tensors(args.rounds)
+    before = {}
+    if args.before is not None:
+        print(f"\nthe same with {args.before}")
+        before = by(args.before, *(f"--{name}={getattr(args, name)}" for name in ("millions", "d", "rounds")))
     args.out.parent.mkdir(exist_ok=True)
     setting = {"parameters": count, "d": args.d, "tensors": TENSORS, "dtype": "float32", "rounds": args.rounds}
     args.out.write_text(
         json.dumps(
-            {"machine": machine(), "setting": setting, "ways": table, "pico": pico},
+            {"machine": machine(), "setting": setting, "ways": table, "pico": pico, "before": before},
             indent=1,
         )
         + "\n"
