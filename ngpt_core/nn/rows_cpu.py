@@ -179,7 +179,7 @@ def _experts(
     x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, order: Tensor, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(the sum, u). One expert at a time, so that its rows stay in the cache from the gather to the sum."""
-    x, up, down, s_u = (None if t is None else t.contiguous() for t in (x, up, down, s_u))
+    x, up, down, s_u = fused.contiguous(x, up, down, s_u)
     call, k, (_, ff, d), rows_of = _kernels(), weights.shape[1], up.shape, counts.tolist()
     token, w, most = order // k, weights.flatten()[order], max(rows_of)
     u, out = x.new_empty(len(order), ff), torch.zeros_like(x)
@@ -215,7 +215,7 @@ def _experts_backward(
     counts: Tensor,
 ) -> tuple[Tensor, ...]:
     """The gradients of x, weights, up, down and s_u (empty where there is none)."""
-    grad, x, up, down, s_u = (None if t is None else t.contiguous() for t in (grad, x, up, down, s_u))
+    grad, x, up, down, s_u = fused.contiguous(grad, x, up, down, s_u)
     call, k, (_, ff, d), rows_of = _kernels(), weights.shape[1], up.shape, counts.tolist()
     token, w, most, start = order // k, weights.flatten()[order], max(rows_of), 0
     d_x, d_up, d_down, d_w = torch.zeros_like(x), torch.empty_like(up), torch.empty_like(down), torch.empty_like(w)
@@ -282,7 +282,7 @@ FEW = 8  # tokens: with more, experts are chosen more than once, and a product o
 def few_experts(x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, chosen: Tensor) -> Tensor:
     """``experts`` without gradients for a few tokens, as in generation, which needs no sorting: chosen [n, k]."""
     (n, k), (_, ff, d) = weights.shape, up.shape
-    tensors = [None if t is None else t.contiguous() for t in (x, chosen, weights, up, down, s_u)]
+    tensors = fused.contiguous(x, chosen, weights, up, down, s_u)
     out, own = x.new_empty(n, d), s_u is not None and s_u.ndim == 2
     _kernels().ngpt_few(n, k, d, ff, own, *(fused.pointer(t) for t in (*tensors, out)))
     return out
