@@ -168,6 +168,15 @@ def test_the_expert_kernel_is_dispatch_two_products_and_combine(way, E):
     torch.testing.assert_close(few, plain(*(None if x is None else x.double() for x in inputs)).float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_expert_operator_keeps_torchs_rules_for_compilers(scaled):
+    chosen = torch.tensor([[0, 2], [2, 3], [0, 3]])
+    s_u = torch.rand(4, requires_grad=True) if scaled else None
+    x, weights, up, down = (torch.randn(shape, requires_grad=True) for shape in ((3, 5), (3, 2), (4, 4, 5), (4, 4, 5)))
+    routed = grouped.sort_by_expert(chosen)[0], chosen.flatten().bincount(minlength=4)
+    torch.library.opcheck(torch.ops.ngpt_core.experts.default, (x, weights, up, down, s_u, *routed))
+
+
 @pytest.mark.parametrize("kind", ["ngpt", "gpt", "an expert of odd sizes"])
 def test_a_few_tokens_without_gradients_are_the_same_tokens_with_them(kind):
     torch.manual_seed(0)
