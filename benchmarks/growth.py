@@ -4,7 +4,8 @@
 
 Forward and backward of models with the blocks of `micro`, on one thread, the sizes of a row interleaved. The exponent is the
 slope of log(CPU time per token) over log(size), fitted to the medians; beside it is that of the FLOPs per token. An exponent of
-0 is a constant cost per token, as that of the scan should be over the length.
+0 is a constant cost per token, as that of the scan should be over the length. With more experts each has fewer tokens, so that
+reading its matrices and writing their gradients weighs more: the row below shows what the products alone do then.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import step
 import torch
 from timing import interleaved, machine
 
@@ -34,15 +36,21 @@ def work(T: int = 256, documents: int = 1, **fields: object) -> tuple[Callable[[
     x, y = torch.randint(0, config.vocab_size, (2, batch, T))
     ids = (torch.arange(T) * documents // T).expand(batch, T) if documents > 1 else None
 
-    def step() -> None:
+    def once() -> None:
         model.zero_grad(set_to_none=True)
         model.loss(x, y, ids).backward()
 
-    return step, flops_per_token(config, T), batch * T
+    return once, flops_per_token(config, T), batch * T
 
 
 def width(d: int) -> tuple[Callable[[], object], float, int]:
     return work(d_model=d, n_heads=d // 32, head_dim=32, mamba_heads=d // 16, expert_ff=d // 2, shared_ff=d)
+
+
+def products(experts: int) -> tuple[Callable[[], object], float, int]:
+    config = ng.preset("micro", pattern="EEE", n_experts=experts)
+    step.B, step.T = TOKENS // 256, 256
+    return step.products(config), flops_per_token(config, 256), TOKENS
 
 
 ROWS: dict[str, tuple[Callable[[int], tuple[Callable[[], object], float, int]], Iterable[int]]] = {
@@ -50,6 +58,7 @@ ROWS: dict[str, tuple[Callable[[int], tuple[Callable[[], object], float, int]], 
     "length, only Mamba-2": (lambda T: work(T, pattern="MMM"), (128, 512, 2048, 8192)),
     "length, only attention": (lambda T: work(T, pattern="***"), (128, 512, 2048, 8192)),
     "experts, top 4": (lambda E: work(pattern="EEE", n_experts=E), (4, 16, 64, 128)),
+    "experts, products alone": (products, (4, 16, 64, 128)),
     "documents, only Mamba-2": (lambda n: work(2048, n, pattern="MMM"), (1, 4, 16, 64, 256)),
     "documents, only attention": (lambda n: work(2048, n, pattern="***"), (4, 16, 64, 256)),
 }
@@ -64,14 +73,16 @@ def slope(sizes: list[int], values: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
     print(f"{'':28}{'exponent':>9}{'FLOPs':>8}   microseconds per token")
-    for row, (make, sizes) in ROWS.items():
+    for row in args.only:
+        make, sizes = ROWS[row]
         made = {str(size): make(size) for size in sizes}
-        seconds = interleaved({name: step for name, (step, _, _) in made.items()}, args.rounds, warmup=1)
+        seconds = interleaved({name: once for name, (once, _, _) in made.items()}, args.rounds, warmup=1)
         micros = [1e6 * statistics.median(seconds[name]) / tokens for name, (_, _, tokens) in made.items()]
         flops = [f for _, f, _ in made.values()]
         grown, expected = slope(list(sizes), micros), slope(list(sizes), flops)

@@ -9,6 +9,8 @@ The same tensors for all: matrices of unit rows, float32, one row in a hundred w
     ... unchecked    the same with nonfinite="off", like AdamW
     plain a=1        GatedAdamW as AdamW: no geometry, nonfinite="off"
     readable         the whole recipe without the kernel (fused=False), nonfinite="off"; fewer rounds, because it is slow
+    its passes       as many products of two tensors, in the cache, as the readable path makes passes over its coordinates:
+                     the limit of anything that is written in torch's operations, one at a time
 
 A second table: the recipe of the preset `pico` (all its groups, 63 small tensors), where a step is short and what surrounds the
 kernels shows. Each way makes 20 steps per round.
@@ -28,20 +30,26 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
-from timing import allocated_above, interleaved, machine, peak_above, ratio
+from timing import allocated_above, by, interleaved, machine, peak_above, ratio
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import ngpt_core as ng
 from ngpt_core import sphere
+from ngpt_core.optim import paths
 from ngpt_core.optim.gated_adamw import GatedAdamW
 from ngpt_core.optim.pmen import PMEN
 from ngpt_core.optim.smgc import SMGC
 
 TENSORS = 6
+CACHED = getattr(paths, "_CACHED", 1 << 17)  # coordinates that the readable path takes at a time
 BYTES = {"AdamW fused": 28, "whole recipe": 32, "... unchecked": 28, "plain a=1": 28}  # per parameter
 WHOLE = dict(lr=1e-3, unit_dim=-1, smgc=SMGC(start=1), pmen=PMEN(), cap=math.radians(1))
 WAYS = {
@@ -51,6 +59,26 @@ WAYS = {
     "plain a=1": lambda p: GatedAdamW(p, lr=1e-3, a=1.0, fused=True, nonfinite="off"),
     "readable": lambda p: GatedAdamW(p, **WHOLE, fused=False, nonfinite="off"),
 }
+
+
+class Passes(TorchDispatchMode):
+    """Counts the coordinates that torch's operations go through; views do not count."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, function: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if not any(r.alias_info is not None and not r.alias_info.is_write for r in function._schema.returns):
+            self.seen += max((x.numel() for x in tree_leaves((args, out)) if isinstance(x, torch.Tensor)), default=0)
+        return out
+
+
+def passes(step: Callable[[], object], count: int) -> tuple[float, Callable[[], object]]:
+    """(passes of a step over its ``count`` coordinates, the same number of products of two tensors in the cache)."""
+    with Passes() as mode:
+        step()
+    a, b, out = torch.rand(3, CACHED)
+    return mode.seen / count, lambda: [torch.mul(a, b, out=out) for _ in range(mode.seen // CACHED)]
 
 
 def gradients(rows: int, d: int) -> list[torch.Tensor]:
@@ -96,6 +124,7 @@ def main() -> None:
     for name, default in (("millions", 30), ("d", 1024), ("rounds", 15)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out", default=Path(__file__).parent / "results" / "optim.json", type=Path)
+    parser.add_argument("--before", type=Path, help="another checkout to compare with")
     parser.add_argument("--peak", choices=WAYS, help=argparse.SUPPRESS)  # a child process: print one number
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -109,9 +138,11 @@ def main() -> None:
     tensor = grads[0].numel() * grads[0].element_size()
     peak = {way: int(subprocess.check_output([sys.executable, *sys.argv, "--peak", way])) for way in WAYS}
     steps = {way: optimizer(way, grads).step for way in WAYS}
-    slow = interleaved({way: steps[way] for way in ("AdamW fused", "readable")}, rounds=3, warmup=1)
-    seconds = interleaved({way: step for way, step in steps.items() if way != "readable"}, args.rounds)
     count = sum(g.numel() for g in grads)
+    made, limit_of_readable = passes(steps["readable"], count)
+    slow = {way: steps[way] for way in ("AdamW fused", "readable")} | {"its passes": limit_of_readable}
+    slow = interleaved(slow, rounds=5, warmup=1)
+    seconds = interleaved({way: step for way, step in steps.items() if way != "readable"}, args.rounds)
     print(f"{count / 1e6:.1f}M parameters in rows of {args.d}, float32, one thread, {args.rounds} rounds; {machine()['cpu']}")
     print(f"{'':15}{'CPU ms':>9}{'/ AdamW':>9}{'bytes / AdamW':>15}{'GB/s':>7}{'extra memory, tensors':>24}")
     table = {}
@@ -128,10 +159,22 @@ def main() -> None:
             x |= {"bytes": BYTES[way], "gigabytes_per_second": round(BYTES[way] * count / x["milliseconds"] / 1e6, 1)}
             limit = f"{BYTES[way] / BYTES['AdamW fused']:15.2f}{x['gigabytes_per_second']:7.1f}"
         print(f"{way:15}{x['milliseconds']:9.1f}{x['ratio']:9.2f}{limit}{x['extra_tensors']:24.2f}")
+    table["its passes"] = {"passes": round(made, 1), "ratio": round(ratio(slow, "its passes", "AdamW fused"), 3)}
+    print(f"{'its passes':15}{'':9}{table['its passes']['ratio']:9.2f}   ({made:.0f} passes)")
     pico = small_tensors(args.rounds)
+    before = {}
+    if args.before is not None:
+        print(f"\nthe same with {args.before}")
+        before = by(args.before, *(f"--{name}={getattr(args, name)}" for name in ("millions", "d", "rounds")))
     args.out.parent.mkdir(exist_ok=True)
     setting = {"parameters": count, "d": args.d, "tensors": TENSORS, "dtype": "float32", "rounds": args.rounds}
-    args.out.write_text(json.dumps({"machine": machine(), "setting": setting, "ways": table, "pico": pico}, indent=1) + "\n")
+    args.out.write_text(
+        json.dumps(
+            {"machine": machine(), "setting": setting, "ways": table, "pico": pico, "before": before},
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

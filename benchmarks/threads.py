@@ -95,7 +95,7 @@ def main() -> None:
     for row, x in rows.items():
         print(f"{row:48}{x:8.2f}")
     if args.out:
-        data = {"machine": machine(), "rounds": args.rounds, "load": round(os.getloadavg()[0], 1), "rows": rows}
+        data = {"machine": machine(), "rounds": args.rounds, "rows": rows}
         args.out.write_text(json.dumps(data, indent=1) + "\n")
 
 

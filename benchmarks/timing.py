@@ -4,17 +4,22 @@ Wall-clock ratios on a shared machine were 0.71, 0.85 and 1.19 for the same pair
 once per round, take the ratio within a round and the median over rounds. Seconds are context; the ratios are the result.
 """
 
+import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["allocated_above", "interleaved", "machine", "peak_above", "ratio"]
+__all__ = ["allocated_above", "by", "interleaved", "machine", "peak_above", "ratio"]
 
 
 def interleaved(ways: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> dict[str, list[float]]:
@@ -56,11 +61,20 @@ def allocated_above(work: Callable[[], object]) -> int:
     return max(accumulate((size for _, size in events), initial=0))
 
 
-def machine() -> dict[str, str | int]:
-    """The machine that the figures were measured on, without host name and paths."""
+def by(checkout: Path, *command: str) -> dict:
+    """What this script writes to ``--out`` when it imports the package from another checkout."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        env = {**os.environ, "PYTHONPATH": str(checkout)}
+        subprocess.run([sys.executable, sys.argv[0], *command, "--out", str(out)], env=env, check=True)
+        return json.loads(out.read_text())
+
+
+def machine() -> dict[str, str | int | float]:
+    """The machine that the figures were measured on, without host name and paths, and its load at the end."""
     model = platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as f:
             model = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), model)
     return {"cpu": model, "cores": os.cpu_count() or 1, "threads": torch.get_num_threads(), "system": platform.system(),
-            "python": platform.python_version(), "torch": torch.__version__}  # fmt: skip
+            "python": platform.python_version(), "torch": torch.__version__, "load": round(os.getloadavg()[0], 1)}  # fmt: skip

@@ -163,9 +163,18 @@ def test_the_expert_kernel_is_dispatch_two_products_and_combine(way, E):
         return grouped.combine(y * weights.flatten()[order, None], order, place, k)
 
     inputs = (torch.randn(n, d), torch.rand(n, k), torch.randn(E, ff, d) / 5, torch.randn(E, ff, d) / 5, s_u)
-    assert_twins(lambda *a: rows_cpu.experts(*a, order, counts.tolist()), plain, inputs)
+    assert_twins(lambda *a: rows_cpu.experts(*a, order, counts), plain, inputs)
     few = rows_cpu.few_experts(*inputs, chosen)
     torch.testing.assert_close(few, plain(*(None if x is None else x.double() for x in inputs)).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_expert_operator_keeps_torchs_rules_for_compilers(scaled):
+    chosen = torch.tensor([[0, 2], [2, 3], [0, 3]])
+    s_u = torch.rand(4, requires_grad=True) if scaled else None
+    x, weights, up, down = (torch.randn(shape, requires_grad=True) for shape in ((3, 5), (3, 2), (4, 4, 5), (4, 4, 5)))
+    routed = grouped.sort_by_expert(chosen)[0], chosen.flatten().bincount(minlength=4)
+    torch.library.opcheck(torch.ops.ngpt_core.experts.default, (x, weights, up, down, s_u, *routed))
 
 
 @pytest.mark.parametrize("kind", ["ngpt", "gpt", "an expert of odd sizes"])
@@ -232,6 +241,45 @@ def test_threads_change_no_bit_of_the_row_kernels():
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
+
+
+def _expert_gradients():
+    chosen = torch.tensor([[0, 2], [2, 3], [0, 3]])  # expert 1 has no tokens
+    order, counts = grouped.sort_by_expert(chosen)[0], chosen.flatten().bincount(minlength=4)
+    inputs = (torch.randn(3, 5), torch.rand(3, 2), torch.randn(4, 4, 5), torch.randn(4, 4, 5), 0.5 + torch.rand(4))
+    return (lambda *a: rows_cpu.experts(*a, order, counts)), inputs
+
+
+def _inside_gradients():
+    *tensors, ids, G, N, chunk, dt_min, eps = layer(b=1, T=5, G=1, r=2, P=2, N=3, K=2, chunk=3)
+    return (lambda *a: kernel(*a, ids, G, N, chunk, dt_min, eps)), tensors
+
+
+HAND_WRITTEN = {
+    "step": lambda: (rows_cpu.step, (torch.randn(3, 5), torch.randn(3, 5), torch.rand(5))),
+    "norm": lambda: (rows_cpu.norm, (torch.randn(3, 5), torch.rand(5))),
+    "rms norm": lambda: ((lambda *a: rows_cpu.norm(*a, 0.1)), (torch.randn(3, 5), torch.rand(5))),
+    "relu2": lambda: (rows_cpu.relu2, (torch.randn(3, 5),)),
+    "experts": _expert_gradients,
+    "inside": _inside_gradients,
+}
+
+
+@pytest.mark.parametrize("operator", HAND_WRITTEN)
+def test_the_hand_written_gradients_pass_gradcheck(operator):
+    """The operators compute in float32, so a difference quotient has four digits; a gradient off by a percent is noticed."""
+    torch.manual_seed(0)
+    function, inputs = HAND_WRITTEN[operator]()
+    inputs = [x.double().requires_grad_() for x in inputs]
+
+    def passes(slope):
+        def in_float32(*a):
+            y = function(*(x.float() for x in a)).double()
+            return y.detach() + slope * (y - y.detach())  # its value, and ``slope`` times its gradient
+
+        return torch.autograd.gradcheck(in_float32, inputs, eps=2e-3, atol=2e-3, rtol=2e-3, raise_exception=slope == 1)
+
+    assert passes(1) and not passes(1.01)
 
 
 # ---- the ways in which torch may call them ---------------------------------------------------------------------------

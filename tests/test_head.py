@@ -81,6 +81,19 @@ def test_lgp_is_the_exact_gradient_when_it_replaces_nothing_and_not_otherwise():
     assert torch.autograd.gradcheck(lambda s: logit_scale(u.detach(), s, 0.5, "power"), (s_z,))
 
 
+def test_the_chunked_loss_passes_gradcheck():
+    h, weight, s_z = (x.double().requires_grad_() for x in (torch.randn(7, 4), torch.randn(5, 4), torch.rand(5) + 0.5))
+    targets = torch.tensor([0, 4, -100, 2, 2, 1, 3])
+
+    def passes(q, strict):
+        def loss(h, weight, s_z):
+            return linear_cross_entropy(h, weight, targets, s_z, q, chunk=3)
+
+        return torch.autograd.gradcheck(loss, (h, weight, s_z), raise_exception=strict)
+
+    assert passes(None, True) and not passes(1, False)  # without LGP
+
+
 @given(st.lists(st.floats(0.01, 100), min_size=2, max_size=20), st.floats(0, 4), st.floats(0.1, 50))
 @settings(max_examples=60, deadline=None)
 def test_the_backward_scale_does_not_see_the_size_of_s_z(s, q, c):

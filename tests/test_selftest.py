@@ -50,6 +50,10 @@ def test_other_wrong_fast_paths_are_noticed(monkeypatch):
         patch.setattr(moe, "dispatch", lambda x, *rest: dispatch(thrice(x), *rest))
         patch.setattr(moe.rows_cpu, "experts", lambda x, *rest: experts(thrice(x), *rest))
         assert wrong() == ["experts: sorted products / loop"]
+    with monkeypatch.context() as patch:
+        patch.setattr(moe.rows_cpu, "experts", lambda x, *rest: experts(thrice(x), *rest))
+        found = [row.name for row in selftest._operators(torch.device("cpu")) if not row.passed]
+        assert found == ["nGPT, MoE: C++ / plain torch", "GPT, MoE: C++ / plain torch"]
     for change in (
         lambda rule: rule if rule.dim is not None else rule._replace(lr=3 * rule.lr),
         lambda rule: rule._replace(decay=0.0),

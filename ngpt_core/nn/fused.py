@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from .. import native
 from .transforms import transformed
 
-__all__ = ["infers", "library", "plain", "pointer", "takes"]
+__all__ = ["contiguous", "infers", "library", "plain", "pointer", "takes"]
 
 _enabled = True
 
@@ -69,6 +70,11 @@ def infers(*tensors: Tensor | None) -> bool:
     """Does nobody ask for gradients here, and no compiler trace this call? Then an operator may keep nothing for later."""
     grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     return not grad and not torch.compiler.is_compiling()
+
+
+def contiguous(*tensors: Tensor | None) -> list[Any]:
+    """The tensors without gaps; the caller holds them until the kernel has read them."""
+    return [None if x is None else x.contiguous() for x in tensors]
 
 
 def pointer(x: Tensor | None) -> int | None:

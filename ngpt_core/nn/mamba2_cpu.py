@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import fused
-from .fused import pointer
+from .fused import contiguous, pointer
 
 __all__ = ["SOURCE", "inside", "token"]
 
@@ -59,10 +59,6 @@ _ARGUMENTS = (
 )
 
 
-def _contiguous(*tensors: Tensor | None) -> list[Any]:
-    return [None if x is None else x.contiguous() for x in tensors]
-
-
 def _layer(tensors: list[Any], groups: int, state: int, chunk: int, dt_min: float, eps: float, **others: Tensor) -> _Layer:
     """``tensors`` are p, conv_weight, conv_bias, dt_bias, A, D, norm_weight and segment; the caller holds them all."""
     (b, T), (K, channels), H = tensors[0].shape[:2], tensors[1].shape, len(tensors[5])
@@ -78,7 +74,7 @@ def token(
 ) -> Tensor:  # fmt: skip
     """``mamba2.inside`` for one token, p [b, 1, ...], without gradients: it writes ``past`` and ``before`` in place."""
     _, call, _ = _kernel()
-    tensors, channels = _contiguous(p, conv_weight, conv_bias, dt_bias, A, D, norm_weight, None), len(conv_bias)
+    tensors, channels = contiguous(p, conv_weight, conv_bias, dt_bias, A, D, norm_weight, None), len(conv_bias)
     out = p.new_empty(len(p), 1, channels - 2 * groups * state)
     scratch = p.new_empty(len(p), out.shape[-1] + channels)
     layer = _layer(tensors, groups, state, chunk, dt_min, eps, out=out, y=scratch)
@@ -93,7 +89,7 @@ def inside(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(the input of out_proj [b, T, d_inner]; y before the gate and the states, which the backward pass needs)."""
     (call, _, lanes), d_inner = _kernel(), conv_weight.shape[1] - 2 * groups * state
-    tensors = _contiguous(p, conv_weight, conv_bias, dt_bias, A, D, norm_weight, segment)
+    tensors = contiguous(p, conv_weight, conv_bias, dt_bias, A, D, norm_weight, segment)
     out, y = p.new_empty(*p.shape[:2], d_inner), p.new_empty(*p.shape[:2], d_inner)
     states = p.new_empty(_states_shape(p, D, conv_weight, groups, state, chunk, lanes))
     call(_layer(tensors, groups, state, chunk, dt_min, eps, out=out, y=y, states=states), 0, torch.get_num_threads())
@@ -111,7 +107,7 @@ def _inside_backward(
     eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradients of p, conv_weight, conv_bias, dt_bias, A, D and norm_weight (empty where there is none)."""
-    tensors = _contiguous(p, conv_weight, conv_bias, dt_bias, A, D, norm_weight, segment)
+    tensors = contiguous(p, conv_weight, conv_bias, dt_bias, A, D, norm_weight, segment)
     d_out = d_out.contiguous()  # held by name until the call has read it
     (K, channels), H = conv_weight.shape, D.shape[0]
     sizes = (K * channels, channels, H, H, H, y.shape[-1])

@@ -152,11 +152,11 @@ class MoE(nn.Module):
         """Send x [n, d] to its chosen experts [n, k] and sum their outputs with the weights [n, k]."""
         e = self.experts
         hooked = e._forward_hooks or e._forward_pre_hooks  # they want the module to be called
-        own = not hooked and rows_cpu.takes(x, weights, e.up, e.down)
+        own = not hooked and fused.takes(rows_cpu.SOURCE, x, weights, e.up, e.down)
         if own and len(x) <= rows_cpu.FEW and fused.infers(x, weights, e.up, e.down):
             return rows_cpu.few_experts(x, weights, e.up, e.down, None if e.s_u is None else e.s_u(), chosen)
         order, place = sort_by_expert(chosen)
         if own:
-            return rows_cpu.experts(x, weights, e.up, e.down, None if e.s_u is None else e.s_u(), order, counts.tolist())
+            return rows_cpu.experts(x, weights, e.up, e.down, None if e.s_u is None else e.s_u(), order, counts)
         y = self.experts(dispatch(x, order, place, self.top_k), counts)
         return combine(y * weights.flatten()[order, None].to(y.dtype), order, place, self.top_k)

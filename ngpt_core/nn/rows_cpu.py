@@ -4,8 +4,9 @@
     relu2    mlp.relu2(s * u)                                experts  moe.MoE.route: dispatch, two products, combine
                                                              few_experts  the same for a few tokens, without gradients
 
-The plain form is the function in the right column: the caller chooses with ``takes``. Inside ``torch.compile`` it is always the
-plain form, which the compiler fuses itself. Second derivatives are those of the plain form; ``experts`` has none.
+The plain form is the function in the right column: the caller chooses with ``takes``. Inside ``torch.compile`` it is the plain
+form, which the compiler fuses itself; only ``experts`` is a node there. Second derivatives are those of the plain form;
+``experts`` has none.
 """
 
 import ctypes
@@ -165,74 +166,114 @@ def relu2(u: Tensor) -> Tensor:
     return _relu2(u) if fused.infers(u) else _Relu2.apply(u)
 
 
-class _Experts(torch.autograd.Function):
-    """One expert at a time, so that its rows stay in the cache from the gather to the sum."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, order: Tensor, counts: list[int]
-    ) -> Tensor:
-        call, k, (_, ff, d) = _kernels(), weights.shape[1], up.shape
-        x, token, w, most = x.contiguous(), order // k, weights.flatten()[order], max(counts)
-        u, out = x.new_empty(len(order), ff), torch.zeros_like(x)
-        rows, acts, outs = x.new_empty(most, d), x.new_empty(most, ff), x.new_empty(most, d)
-        start = 0
-        for e, m in enumerate(counts):
-            if m == 0:
-                continue
-            which, u_e = token.data_ptr() + 8 * start, u[start : start + m]
-            scale = None if s_u is None else s_u[e if s_u.ndim == 2 else ...].data_ptr()
-            call.ngpt_gather(m, d, x.data_ptr(), which, rows.data_ptr())
-            torch.mm(rows[:m], up[e].T, out=u_e)
-            call.ngpt_expert_forward(m, ff, u_e.data_ptr(), scale, w.data_ptr() + 4 * start, acts.data_ptr())
-            torch.mm(acts[:m], down[e], out=outs[:m])
-            call.ngpt_scatter(m, d, outs.data_ptr(), which, out.data_ptr())
-            start += m
-        ctx.counts = counts
-        ctx.save_for_backward(x, weights, up, down, s_u, order, token, w, u)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weights, up, down, s_u, order, token, w, u = ctx.saved_tensors
-        call, counts, (_, ff, d), grad = _kernels(), ctx.counts, up.shape, grad.contiguous()
-        most, start = max(counts), 0
-        d_x, d_up, d_down, d_w = torch.zeros_like(x), torch.empty_like(up), torch.empty_like(down), torch.empty_like(w)
-        d_s = None if s_u is None else torch.zeros_like(s_u)
-        rows, grads, back = (x.new_empty(most, d) for _ in range(3))
-        acts, d_acts = x.new_empty(most, ff), x.new_empty(most, ff)
-        for e, m in enumerate(counts):
-            if m == 0:
-                d_up[e].zero_(), d_down[e].zero_()
-                continue
-            which, own = token.data_ptr() + 8 * start, 4 * start
-            scale, d_scale = (None if s is None else s[e if s.ndim == 2 else ...].data_ptr() for s in (s_u, d_s))
-            call.ngpt_gather(m, d, x.data_ptr(), which, rows.data_ptr())
-            call.ngpt_gather(m, d, grad.data_ptr(), which, grads.data_ptr())
-            torch.mm(grads[:m], down[e].T, out=d_acts[:m])
-            call.ngpt_expert_backward(m, ff, d_acts.data_ptr(), u.data_ptr() + own * ff, scale, w.data_ptr() + own,
-                                      acts.data_ptr(), d_w.data_ptr() + own, d_scale)  # fmt: skip
-            torch.mm(acts[:m].T, grads[:m], out=d_down[e])
-            torch.mm(d_acts[:m].T, rows[:m], out=d_up[e])
-            torch.mm(d_acts[:m], up[e], out=back[:m])
-            call.ngpt_scatter(m, d, back.data_ptr(), which, d_x.data_ptr())
-            start += m
-        d_weights = torch.empty_like(w).index_copy_(0, order, d_w).view_as(weights)
-        return d_x, d_weights, d_up, d_down, d_s, None, None
+_EXPERTS = "Tensor x, Tensor weights, Tensor up, Tensor down, Tensor? s_u, Tensor order, Tensor counts"
 
 
-def experts(
-    x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, order: Tensor, counts: list[int]
-) -> Tensor:
+def _scale_of(expert: int, s: Tensor | None) -> int | None:
+    """The address of the expert's own scale, or of the one that all share."""
+    return None if s is None else s[expert if s.ndim == 2 else ...].data_ptr()
+
+
+@torch.library.custom_op("ngpt_core::experts", mutates_args=(), schema=f"({_EXPERTS}) -> (Tensor, Tensor)")
+def _experts(
+    x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, order: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(the sum, u). One expert at a time, so that its rows stay in the cache from the gather to the sum."""
+    x, up, down, s_u = fused.contiguous(x, up, down, s_u)
+    call, k, (_, ff, d), rows_of = _kernels(), weights.shape[1], up.shape, counts.tolist()
+    token, w, most = order // k, weights.flatten()[order], max(rows_of)
+    u, out = x.new_empty(len(order), ff), torch.zeros_like(x)
+    rows, acts, outs = x.new_empty(most, d), x.new_empty(most, ff), x.new_empty(most, d)
+    start = 0
+    for e, m in enumerate(rows_of):
+        if m == 0:
+            continue
+        which, u_e = token.data_ptr() + 8 * start, u[start : start + m]
+        call.ngpt_gather(m, d, x.data_ptr(), which, rows.data_ptr())
+        torch.mm(rows[:m], up[e].T, out=u_e)
+        call.ngpt_expert_forward(m, ff, u_e.data_ptr(), _scale_of(e, s_u), w.data_ptr() + 4 * start, acts.data_ptr())
+        torch.mm(acts[:m], down[e], out=outs[:m])
+        call.ngpt_scatter(m, d, outs.data_ptr(), which, out.data_ptr())
+        start += m
+    return out, u
+
+
+@torch.library.custom_op(
+    "ngpt_core::experts_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, Tensor u, {_EXPERTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _experts_backward(
+    grad: Tensor,
+    u: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    s_u: Tensor | None,
+    order: Tensor,
+    counts: Tensor,
+) -> tuple[Tensor, ...]:
+    """The gradients of x, weights, up, down and s_u (empty where there is none)."""
+    grad, x, up, down, s_u = fused.contiguous(grad, x, up, down, s_u)
+    call, k, (_, ff, d), rows_of = _kernels(), weights.shape[1], up.shape, counts.tolist()
+    token, w, most, start = order // k, weights.flatten()[order], max(rows_of), 0
+    d_x, d_up, d_down, d_w = torch.zeros_like(x), torch.empty_like(up), torch.empty_like(down), torch.empty_like(w)
+    d_s = None if s_u is None else torch.zeros_like(s_u)
+    rows, grads, back = (x.new_empty(most, d) for _ in range(3))
+    acts, d_acts = x.new_empty(most, ff), x.new_empty(most, ff)
+    for e, m in enumerate(rows_of):
+        if m == 0:
+            d_up[e].zero_(), d_down[e].zero_()
+            continue
+        which, own = token.data_ptr() + 8 * start, 4 * start
+        call.ngpt_gather(m, d, x.data_ptr(), which, rows.data_ptr())
+        call.ngpt_gather(m, d, grad.data_ptr(), which, grads.data_ptr())
+        torch.mm(grads[:m], down[e].T, out=d_acts[:m])
+        call.ngpt_expert_backward(m, ff, d_acts.data_ptr(), u.data_ptr() + own * ff, _scale_of(e, s_u), w.data_ptr() + own,
+                                  acts.data_ptr(), d_w.data_ptr() + own, _scale_of(e, d_s))  # fmt: skip
+        torch.mm(acts[:m].T, grads[:m], out=d_down[e])
+        torch.mm(d_acts[:m].T, rows[:m], out=d_up[e])
+        torch.mm(d_acts[:m], up[e], out=back[:m])
+        call.ngpt_scatter(m, d, back.data_ptr(), which, d_x.data_ptr())
+        start += m
+    d_weights = torch.empty_like(w).index_copy_(0, order, d_w).view_as(weights)
+    return d_x, d_weights, d_up, d_down, x.new_empty(0) if d_s is None else d_s
+
+
+@_experts.register_fake
+def _(x: Tensor, weights: Tensor, up: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(weights.numel(), up.shape[1])
+
+
+@_experts_backward.register_fake
+def _(grad: Tensor, u: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(u.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs[:5])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1], *inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _to_experts(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 7
+    u, *inputs = ctx.saved_tensors
+    grads = torch.ops.ngpt_core.experts_backward(grad, u, *inputs)
+    return (*(None if x is None else g for x, g in zip(inputs, grads)), None, None)
+
+
+_experts.register_autograd(_to_experts, setup_context=_keep)
+
+
+def experts(x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, order: Tensor, counts: Tensor) -> Tensor:
     """sum over a token's experts e of weight_e * relu2(s_u * (up_e x)) down_e: x [n, d], weights [n, k], up, down [E, ff, d].
 
-    order [n k] sorts the rows (token, choice) by expert, and counts says how many each expert has (see ``grouped.py``).
+    order [n k] sorts the rows (token, choice) by expert, and counts [E] says how many each expert has (see ``grouped.py``).
+    It is a custom operator, which ``torch.compile`` and activation checkpointing treat as one node.
     """
-    if not len(order):
-        return x * 0.0
-    s_u = None if s_u is None else s_u.contiguous()
-    return _Experts.apply(x, weights, up.contiguous(), down.contiguous(), s_u, order, counts)
+    return _experts(x, weights, up, down, s_u, order, counts)[0]
 
 
 FEW = 8  # tokens: with more, experts are chosen more than once, and a product of matrices reads each of them only once
@@ -241,7 +282,7 @@ FEW = 8  # tokens: with more, experts are chosen more than once, and a product o
 def few_experts(x: Tensor, weights: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None, chosen: Tensor) -> Tensor:
     """``experts`` without gradients for a few tokens, as in generation, which needs no sorting: chosen [n, k]."""
     (n, k), (_, ff, d) = weights.shape, up.shape
-    tensors = [None if t is None else t.contiguous() for t in (x, chosen, weights, up, down, s_u)]
+    tensors = fused.contiguous(x, chosen, weights, up, down, s_u)
     out, own = x.new_empty(n, d), s_u is not None and s_u.ndim == 2
     _kernels().ngpt_few(n, k, d, ff, own, *(fused.pointer(t) for t in (*tensors, out)))
     return out

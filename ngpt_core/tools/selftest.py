@@ -16,13 +16,13 @@ from statistics import median
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from .. import __version__, sphere
+from .. import __version__, native, sphere
 from ..config import ModelConfig
 from ..data.corpus import embedded
 from ..data.loader import Loader
-from ..nn import attention
+from ..nn import attention, fused
 from ..nn.documents import pack
 from ..nn.head import linear_cross_entropy, logit_scale
 from ..nn.mamba2 import causal_conv, conv
@@ -266,17 +266,20 @@ def _attention(device: torch.device) -> Row:
     )  # fmt: skip
 
 
-def _blocks(device: torch.device) -> Iterator[Row]:
-    """Each kind of block compiled, as in training on a GPU, against itself uncompiled: packed documents, bfloat16."""
+def _four_blocks(device: torch.device, dtype: torch.dtype, normalized: bool = True) -> tuple[LanguageModel, Tensor]:
+    """A model with a block of each kind, and states h. Every token sees every expert: no rounding sends it to another one."""
     config = ModelConfig(
         vocab_size=2, d_model=256, pattern="M*E-", n_heads=4, n_kv_heads=2, head_dim=64, mamba_heads=8, state=64, groups=2,
-        ff=512, n_experts=4, top_k=4, expert_ff=128, shared_ff=128,
-    )  # fmt: skip  # every token sees every expert: a rounding error cannot send it to another one
+        ff=512, n_experts=4, top_k=4, expert_ff=128, shared_ff=128, normalized=normalized,
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(6)
-        model = LanguageModel(config).to(device, torch.bfloat16)
-        h = sphere.random(2, 256, 256).to(device, torch.bfloat16)
-    documents = pack(_packed(2, 256, device))
+        return LanguageModel(config).to(device, dtype), sphere.random(2, 256, 256).to(device, dtype)
+
+
+def _by_kind(model: LanguageModel, h: Tensor) -> Iterator[tuple[str, nn.Module, Callable[[Callable], Twin]]]:
+    """The kind of each block, the block, and its twin: value and gradients of a forward method over packed documents."""
+    documents = pack(_packed(2, 256, h.device))
     for name, block in zip(("Mamba-2", "attention", "MoE", "MLP"), model.blocks):
         leaves = list(block.parameters())
 
@@ -284,15 +287,46 @@ def _blocks(device: torch.device) -> Iterator[Row]:
             def run() -> Result:
                 x = h.clone().requires_grad_()
                 out = forward(x, documents)[0]
-                weight = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
+                weight = torch.linspace(-1, 1, out.numel(), device=h.device).view_as(out)
                 found = torch.autograd.grad((out.float() * weight).sum(), [x, *leaves], allow_unused=True)
                 return [out.detach(), *(g for g in found if g is not None)]
 
             return run
 
-        yield _compare(
-            f"block: {name}, compiled / plain", passes(torch.compile(block.forward)), passes(block.forward), 5e-2, device
-        )
+        yield name, block, passes
+
+
+def _blocks(device: torch.device) -> Iterator[Row]:
+    """Each kind of block compiled, as in training on a GPU, against itself uncompiled: packed documents, bfloat16."""
+    for name, block, passes in _by_kind(*_four_blocks(device, torch.bfloat16)):
+        fast, slow = passes(torch.compile(block.forward)), passes(block.forward)
+        yield _compare(f"block: {name}, compiled / plain", fast, slow, 5e-2, device)
+
+
+def _operators(device: torch.device) -> Iterator[Row]:
+    """The operators in C++ that the CPU takes (``nn/fused.py``) against the plain forms: training, and tokens from a cache."""
+    missing = native.compiler() is None
+    note = "there is no C++ compiler here: plain torch is compared with itself" if missing else ""
+
+    def plainly(twin: Twin) -> Twin:
+        def run() -> Result:
+            with fused.plain():
+                return twin()
+
+        return run
+
+    for kind, normalized in (("nGPT", True), ("GPT", False)):
+        model, h = _four_blocks(device, torch.float32, normalized)
+        for name, block, passes in _by_kind(model, h):
+            twin = passes(block.forward)
+            yield _compare(f"{kind}, {name}: C++ / plain torch", twin, plainly(twin), 1e-4, device, note)
+
+        @torch.no_grad()
+        def tokens(model: LanguageModel = model) -> Result:
+            cache = model.new_cache(2, 8)
+            return [model(torch.full((2, 1), t % 2), cache=cache) for t in range(8)]
+
+        yield _compare(f"{kind}, token by token: C++ / plain torch", tokens, plainly(tokens), 1e-4, device, note)
 
 
 def run(device: str = "cpu") -> list[Row]:
@@ -304,8 +338,8 @@ def run(device: str = "cpu") -> list[Row]:
         raise ValueError(f"--device {device}: this torch ({torch.__version__}) finds no CUDA device. Use --device cpu.")
     rows = [_optimizer(where), _travel(where), *_scans(where), *_convolutions(where), _experts(where), _loss(where)]
     if where.type == "cuda":
-        rows += [_loss(where, torch.bfloat16), _attention(where), *_blocks(where)]
-    return rows
+        return [*rows, _loss(where, torch.bfloat16), _attention(where), *_blocks(where)]
+    return [*rows, *_operators(where)]
 
 
 def format_rows(rows: list[Row], device: str = "cpu") -> str:

@@ -1,0 +1,118 @@
+"""What did the benchmarks measure? One page from the stored results: benchmarks/results/README.md.
+
+python benchmarks/table.py
+"""
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def read(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def line(*cells: object) -> str:
+    return "| " + " | ".join("" if c is None else f"{c:.2f}" if isinstance(c, float) else str(c) for c in cells) + " |"
+
+
+def table(*head: str) -> list[str]:
+    return [line(*head), "|" + "---|" * len(head)]
+
+
+def whole_step() -> list[str]:
+    """The table of the whole step and its limits, before and after in one run."""
+    step, optim, model = read("step"), read("optim"), read("model")
+    lines = table("work", "before", "now", "target", "stretch", "limit on this machine")
+    rows = {preset: data["rows"] for preset, data in step["presets"].items()}
+
+    def add(name: str, preset: str, row: str, target: object, stretch: object, limit: str = "") -> None:
+        x = rows[preset][row]
+        lines.append(line(name, x.get("before"), x["now"], target, stretch, limit))
+
+    for preset, target in (("micro", 0.60), ("pico", 0.65)):
+        alone = rows[preset]["products alone / NemotronH"]["now"]
+        row = "our GPT / NemotronH + fused AdamW"
+        add(f"our GPT step / NemotronH + fused AdamW, `{preset}`", preset, row, target, 0.5, f"{alone:.2f}: the products alone")
+    add("nGPT, whole recipe / our GPT, `micro`", "micro", "nGPT, whole recipe / our GPT", 1.05, 1.03)
+    share = rows["micro"]["products alone / our GPT"]
+    add("`micro`, GFLOP/s / those of its matrix products", "micro", "products alone / our GPT", 0.6, 0.7, "1")
+    took = step["presets"]["micro"]["milliseconds"]
+    limit = f"{1 / share['now']:.2f}: eager / products alone"
+    add("compiled over eager, GPT, `micro`", "micro", "eager / compiled, GPT", 1.5, None, limit)
+    lines.append(line("... over what eager was before", None, took["before GPT"] / took["GPT compiled"], 1.5, None, ""))
+    ways, then = optim["ways"], optim["before"]["ways"]
+    moved = ways["whole recipe"]["bytes"] / ways["AdamW fused"]["bytes"]
+    for name, way, target, stretch, limit in (
+        ("recipe's optimizer step / fused AdamW, 30M in unit rows", "whole recipe", 1.40, 1.25, f"{moved:.2f}: bytes moved"),
+        ("... without its check of the gradients, as AdamW", "... unchecked", None, None, "1.00: bytes moved"),
+        ("readable path / fused AdamW", "readable", 20.0, None,
+         f"{ways['its passes']['ratio']:.0f}: its {ways['its passes']['passes']:.0f} passes, in the cache"),
+    ):  # fmt: skip
+        lines.append(line(name, then[way]["ratio"], ways[way]["ratio"], target, stretch, limit))
+    bound = model["results"]["dense bound"]["ratio"]
+    for kind in ("dense eager", "dense compiled"):
+        now, old = (x.get(kind, {}).get("ratio") for x in (model["results"], model["before"]))
+        what = f"{kind.replace('dense', 'dense nGPT')} / nGPT-pytorch, tokens/s"
+        lines.append(line(what, old, now, 1.25, None, f"{bound:.2f}: products alone"))
+    for who in ("our GPT", "nGPT"):
+        row = f"decode: tokens/s of {who} / NemotronH's"
+        add(f"decode with a cache, `micro`, tokens/s, {who} / transformers'", "micro", row, 2.0, 4.0)
+    for who in ("GPT", "nGPT"):
+        row = f"peak memory of a step: {who} / NemotronH"
+        add(f"{row}, `micro`", "micro", row, 0.8, 0.6)
+    return lines
+
+
+def growth() -> list[str]:
+    lines = table("over", "exponent", "of the FLOPs", "microseconds per token")
+    for row, x in read("growth")["rows"].items():
+        each = ", ".join(f"{size}: {us:.0f}" for size, us in x["microseconds_per_token"].items())
+        lines.append(line(row, x["exponent"], x["exponent_of_flops"], each))
+    return lines
+
+
+PAGE = """# How fast is it on a CPU?
+
+Ratios of CPU time on one thread, interleaved, medians over rounds. `benchmarks/step.py`, `optim.py`, `model.py`, `growth.py`
+and `threads.py` store them here, and `python benchmarks/table.py` writes this page. *Before* is the commit 4bfa7d9, before the
+operators in C++: in the same run for the step, decoding, memory and the demo; from the results that were stored then for the
+optimizer and the dense model. The compiled rows are from a later run than the others. The machine: {cpu}, {cores} cores, torch
+{torch}, shared with others (load: {loads}).
+
+{step}
+
+Memory is the peak of torch's allocator above weights and optimizer states. The limit of a row is what would be left if
+everything else cost nothing.
+
+## Does anything grow faster than its FLOPs?
+
+Forward and backward pass, CPU time per token; the exponent is the slope of its logarithm over that of the size.
+
+{growth}
+
+With more experts each has fewer tokens, so its matrices are read and their gradients written for less work: the products alone
+grow for that reason too.
+
+## Two threads, and the demo
+
+{threads}
+
+The main thread ends last, so its own CPU time shows the speed-up on two idle cores. (The clock, also in `threads.json`, showed
+more than 2: two threads get a larger share of a busy machine.) `make` sets one thread because it runs two processes at a time
+(tests, notebooks, the demo's runs), which together do more than one process with two threads.
+"""
+
+
+def main() -> None:
+    machines = {name: read(name)["machine"] for name in ("step", "optim", "model", "growth", "threads")}
+    loads = ", ".join(f"{name} {machine['load']:.0f}" for name, machine in machines.items())
+    threads = table("", "ratio") + [line(row, x) for row, x in read("threads")["rows"].items() if "wall" not in row]
+    parts = {"step": whole_step(), "growth": growth(), "threads": threads}
+    about = {"loads": loads} | {key: machines["step"][key] for key in ("cpu", "cores", "torch")}
+    (RESULTS / "README.md").write_text(PAGE.format(**about, **{name: "\n".join(lines) for name, lines in parts.items()}))
+
+
+if __name__ == "__main__":
+    main()
