@@ -451,6 +451,15 @@ def test_ranks_remember_each_its_files_and_know_those_of_the_others(remembered):
     assert sum(Corpus(folder).verify(rank, 2, everything=False) for rank in range(2)) == 0 and not read
 
 
+def test_a_record_that_others_can_write_is_not_believed(remembered, tmp_path):
+    folder, _ = remembered
+    size = Corpus(folder).verify(everything=False)
+    (record,) = (tmp_path / "cache" / "verified").iterdir()
+    assert Corpus(folder).verify(everything=False) == 0
+    record.chmod(0o666)
+    assert Corpus(folder).verify(everything=False) == size
+
+
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"a": ', "[[1, 2]]"])
 def test_a_memory_that_was_damaged_is_no_memory(remembered, tmp_path, content):
     folder, _ = remembered
@@ -817,6 +826,10 @@ def test_a_download_has_limits_in_size_and_time(tmp_path, monkeypatch):
     monkeypatch.setattr("ngpt_core.data.sources.MOST_BYTES", 10)
     with pytest.raises(ValueError, match="it has more than 10 bytes"):
         download("http://large/x.txt", tmp_path)
+    monkeypatch.setattr("ngpt_core.data.sources.PATIENCE", 0.1)
+    monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: threading.Event().wait(10))
+    with pytest.raises(ValueError, match=r"the server has not answered within 0\.1 seconds"):
+        download("http://header/x.txt", tmp_path)
 
 
 # ---- the feed: batches that are read ahead ---------------------------------------------------------------------------------

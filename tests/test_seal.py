@@ -68,3 +68,14 @@ def test_control_characters_from_a_file_are_written_out(run, corpus, tmp_path, c
     assert main(["eval", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
     assert "\\x1b[2J\\u202e" in error and "\x1b" not in error
+    shutil.copytree(run, tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed" / "export")
+    newest = tmp_path / "resumed" / "checkpoints" / "step-00000002"
+    index = json.loads((newest / "index.json").read_text())
+    (newest / "index.json").write_text(json.dumps(index | {"a\x1b[2J": next(iter(index.values()))}))
+    state, _ = seal.read_sealed(newest / "state.json")
+    state["files"]["index.json"] = seal.entry(newest / "index.json")
+    seal.write_sealed(newest / "state.json", state)
+    assert main(["train", f"--out={tmp_path / 'resumed'}", "--resume"]) == 0
+    error = capsys.readouterr().err
+    assert "\\x1b[2J" in error and "set aside" in error and "\x1b" not in error

@@ -41,7 +41,8 @@ from .memory import ran_out
 from .storage import INDEX, Reader, Writer, read_index
 from .world import World
 
-__all__ = ["FORMAT", "Checkpoint", "Checkpoints", "by_step", "load_model", "newest", "open_checkpoint", "remove", "sweep"]
+__all__ = ["FORMAT", "Checkpoint", "Checkpoints", "by_step", "hide", "load_model", "newest", "open_checkpoint", "remove",
+           "sweep"]  # fmt: skip
 
 FORMAT = 2
 STATE = "state.json"
@@ -270,13 +271,13 @@ def sweep(folder: Path) -> None:
 
 
 def hide(path: Path) -> Path:
-    """Rename a checkpoint that is to be deleted, so that one that is half deleted is never mistaken for a checkpoint."""
+    """Rename a folder that is to be deleted, so that one that is half deleted is never mistaken for a whole one."""
     os.replace(path, hidden := path.with_name(f".deleted-{path.name}-{secrets.token_hex(4)}"))
     return hidden
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint. A failure is a warning: nothing is lost."""
+    """Delete a folder. A failure is a warning: nothing is lost."""
     try:
         shutil.rmtree(path if path.name.startswith(".") else hide(path))
     except OSError as error:
