@@ -49,7 +49,9 @@ def sha256(path: Path) -> str:
 def read_json(path: Path) -> dict:
     """The JSON object in the file. Anything else is a ValueError that names the file."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # reading a pipe or a device may never end
+            raise ValueError("not a file")
+        value = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
             raise ValueError("not an object")
         return value

@@ -213,6 +213,18 @@ def test_a_tokenizer_that_would_cut_documents_or_fill_them_up_does_neither(tmp_p
     assert packed["truncation"] == packed["padding"] == packed["plain"]
 
 
+def test_an_error_of_the_tokenizers_library_is_a_sentence(tmp_path):
+    """It raises bare Exceptions, and where Rust panics not even those."""
+    pytest.importorskip("tokenizers")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(WordLevel({"the": 0}, unk_token="[UNK]")).save(str(path))
+    with pytest.raises(ValueError, match=r"tokenizer.json' cannot encode this text: .*Missing \[UNK\] token"):
+        load_tokenizer(str(path)).encode([b"cat"])
+
+
 def test_ids_with_gaps_keep_their_values(tmp_path):
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

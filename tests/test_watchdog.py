@@ -74,7 +74,7 @@ def _rank(rank, size, port, run, fault, place, bad, errors) -> None:
 
 
 def play(size, run, fault, place, bad) -> tuple[list, list[str]]:
-    """Train on real ranks, of which one is ``bad``. Returns exit codes (None: it has not ended) and what each wrote to stderr."""
+    """Train on real ranks, of which one is ``bad``. Returns exit codes (None: not ended) and what each wrote to stderr."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -101,6 +101,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
             files = listed(state.get("files"), path / STATE)
             check_files(path, files)
         else:
+            if odd := sorted(entry.name for entry in path.iterdir() if not entry.is_file()):  # a pipe is read forever
+                raise ValueError(f"{odd[0]} is not a file")
             files = {}
             logging.getLogger("ngpt_core").warning(
                 "%s has format 1, which an older version wrote: damage in it may go unnoticed. To convert it, continue the run "

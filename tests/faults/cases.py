@@ -244,7 +244,9 @@ def called(function: Callable, *args: object, **kwargs: object) -> str:
         function(*args, **kwargs)
     except ValueError:
         return "refused"
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a panic of a library in Rust is one
         return "traceback"
     return "harmless"
 
