@@ -213,8 +213,9 @@ def check_moments(moments: Sequence[tuple[str, Tensor, str, Tensor]]) -> None:
             return not p.is_meta
         return not bool((x >= 0).all() if key == "exp_avg_sq" else x.isfinite().all())
 
-    flags = torch.tensor([float(is_spoiled(*about)) for _, *about in moments])
-    bad, anywhere = sharding.agree(flags.to(moments[0][1].device if moments else "cpu"), [p for _, p, _, _ in moments])
+    flags = torch.tensor([float(is_spoiled(p, key, moment)) for _, p, key, moment in moments])
+    device = next((p.device for _, p, _, _ in moments if not p.is_meta), "cpu")
+    bad, anywhere = sharding.agree(flags.to(device), [p for _, p, _, _ in moments])
     if anywhere:
         name, _, key, _ = moments[int(bad.argmax())]
         rule = "squares: no nan, none below 0" if key == "exp_avg_sq" else "finite numbers"
