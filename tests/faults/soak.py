@@ -172,7 +172,8 @@ def main() -> int:
         outcomes = PARTS[part](time.monotonic() + rest * SHARES[part] / left, args)
         left -= SHARES[part]
         for name, counts in outcomes.items():
-            found[name] = dict(sorted(counts.items()))
+            if counts:  # otherwise there was no time for it
+                found[name] = dict(sorted(counts.items()))
             print(f"{name}: {counts}", flush=True)
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     dates = kept.get("dates", dict.fromkeys(PARTS, kept.get("date")))
