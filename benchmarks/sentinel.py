@@ -5,7 +5,8 @@
     at rest     one bit of a parameter or moment flips, from another thread, at a random time of a whole step; then all numbers
                 are compared, as before a checkpoint. The rate also for the flips that matter: those that change a weight by
                 more than 1e-3 (a flipped moment by the update that uses it). Few flips of a moment do, so there is a second
-                series: the upper exponent bits of moments, until 100 of each kind have moved a weight by that much
+                series, where the cap is at its full value: the upper exponent bits of moments, until 300 of each kind have
+                moved a weight by that much (1,500 at most)
     by bit      one bit flips between two steps: every kind of tensor, every bit
     transient   one bit of a gradient or an activation flips while a step is computed: found in an ordinary step, and found in a
                 step that is computed twice; the rate also for the flips that change a weight at all
@@ -15,7 +16,7 @@
                 what the sentinel adds to an ordinary step is also timed in place: its parts, and the difference of the update
 
 Every trial starts from the same state. One thread, float32, the embedded corpus, nGPT; "overhead" with the presets and
-"at rest" with the first of them, on the default batch of 8 x 256 tokens; the other two with a smaller model and 20 ms per step.
+"at rest" with the first of them, on the default batch of 8 x 256 tokens; the others with a smaller model and 20 ms per step.
 """
 
 import argparse
@@ -49,7 +50,9 @@ SMALL = dict(
 BITS = {"mantissa 0-11": range(12), "mantissa 12-22": range(12, 23), "exponent": range(23, 31), "sign": range(31, 32)}
 MATTERS = 1e-3
 EVERY = 100
-ENOUGH = 100  # flips of a moment that matter
+PARTS = ["by bit", "transient", "overhead", "at rest", "moments"]
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ENOUGH = 300  # flips of a moment that matter
 
 
 def make_trainer(model: dict, sentinel: int, **settings: Any) -> Trainer:
@@ -104,8 +107,7 @@ def at_rest(trainer: Trainer, flips: int) -> dict[str, dict]:
     """Flips at random times: from the end of one step to the end of the next, the update included."""
     watch, pick, trials = trainer.sentinel, random.Random(0), []
     assert watch is not None
-    moments = ("exp_avg", "exp_avg_sq")
-    tensors = [x for x in watch.seals.tensors if x.kind in ("parameter", *moments)]
+    tensors = [x for x in watch.seals.tensors if x.kind in ("parameter", *MOMENTS)]
     start, seconds = watch._stored(), []
     for _ in range(5):
         back(trainer, start)
@@ -145,12 +147,41 @@ def at_rest(trainer: Trainer, flips: int) -> dict[str, dict]:
     while len(trials) < 2 * flips:
         if one := trial(tensors, range(32)):
             trials += [one, ("all", *one[1:])]
-    for kind in moments:
-        label, among = f"{kind}, upper exponent bits", [x for x in tensors if x.kind == kind]
+    return rates(trials)
+
+
+def of_moments(trainer: Trainer) -> dict[str, dict]:
+    """Flips of the upper exponent bits of moments between two steps, each with the sentinel (is it found?) and without it (by
+    how much does the update that uses it move a weight?)."""
+    watch, pick, trials = trainer.sentinel, random.Random(3), []
+    assert watch is not None
+    start = watch._stored()
+    trainer.step()
+    clean = weights(trainer)
+    for kind in MOMENTS:
+        among, matter = [x for x in watch.seals.tensors if x.kind == kind], 0
         for _ in range(5 * ENOUGH):
-            if (one := trial(among, range(27, 31))) is not None:
-                trials.append((label, *one[1:]))
-            if sum(matters for name, matters, _ in trials if name == label) >= ENOUGH:
+            victim = pick.choices(among, [x.here.numel() for x in among])[0]
+            index, bit, moved, found = pick.randrange(victim.here.numel()), pick.choice(range(27, 31)), 1e9, False
+            for on in (False, True):
+                trainer.sentinel = watch
+                back(trainer, start)
+                flip(victim.here, index, bit)
+                if not on:
+                    trainer.sentinel, trainer.optimizer.seals = None, {}  # type: ignore[union-attr]
+                try:
+                    trainer.step()
+                    if on:
+                        watch.verify()
+                    else:
+                        moved = largest(weights(trainer) - clean)
+                except Corrupted:
+                    found = True
+                except ValueError:  # not finite
+                    pass
+            trials.append((f"{kind}, upper exponent bits", moved > MATTERS, found))
+            matter += moved > MATTERS
+            if matter >= ENOUGH:
                 break
     return rates(trials)
 
@@ -309,15 +340,13 @@ def main() -> None:
     parser.add_argument("--flips", type=int, default=500, help="at rest")
     parser.add_argument("--trials", type=int, default=3, help="per kind of tensor and bit")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument(
-        "--only", nargs="+", choices=["by bit", "transient", "overhead", "at rest"], help="the others keep their results"
-    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="the others keep their results")
     parser.add_argument("--out", help="write the result as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = json.loads(Path(args.out).read_text()) if args.out and Path(args.out).exists() else {}
     result["machine"] = machine()
-    only = args.only or ["by bit", "transient", "overhead", "at rest"]
+    only = args.only or PARTS
     for part, work in (("by bit", by_bit), ("transient", transient)):
         if part in only:
             result[part] = work(make_trainer(SMALL, EVERY, batch_size=4, seq_len=32), args.trials)
@@ -330,6 +359,9 @@ def main() -> None:
         preset = args.presets[0]
         result["at rest"] = {preset: at_rest(make_trainer({"preset": preset}, EVERY), args.flips)}
         show(f"at rest, {preset}", result["at rest"][preset])
+    if "moments" in only:  # 30 steps: the cap has reached its full value after three of them
+        result["moments"] = of_moments(make_trainer(SMALL, EVERY, batch_size=4, seq_len=32, steps=30))
+        show("moments", result["moments"])
     if args.out:
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
 

@@ -14,11 +14,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from unicodedata import category
+
+from .files import printable
 
 __all__ = ["main"]
 
-_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of what follows
 Command = Callable[..., argparse.ArgumentParser]  # adds a command and returns its parser, for the flags
 
 
@@ -63,13 +63,8 @@ def _ends_on_sigterm() -> Iterator[None]:
 def _sentence(error: Exception) -> str:
     """The error in one line; for an OSError, with the name of the file."""
     if isinstance(error, OSError) and error.strerror:
-        return _printable(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
-    return _printable(" ".join(str(error).split())) or "out of memory."  # MemoryError has no text
-
-
-def _printable(text: str) -> str:
-    """The text with control characters written out: those from a file could change the terminal or the order of the text."""
-    return "".join(c if c in "\n\t" or not (category(c) == "Cc" or c in _BIDI) else repr(c)[1:-1] for c in text)
+        return printable(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+    return printable(" ".join(str(error).split())) or "out of memory."  # MemoryError has no text
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:
@@ -210,7 +205,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
     for piece in generate(args.run, args.prompt, args.max_new_tokens, args.seed, args.device, args.tokenizer, **sampling):
-        print(_printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
+        print(printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
     print()
     return 0
 
@@ -296,7 +291,7 @@ def _check_path(args: argparse.Namespace) -> int:
     from .tools.check import check
 
     text, whole = check(args.path)
-    print(_printable(text))
+    print(printable(text))
     return 0 if whole else 1
 
 
@@ -307,7 +302,7 @@ def _describe(manifest: dict, folder: object) -> None:
         f"{val['documents']:,} held out (by {manifest['held_out']['rule']}); tokenizer {manifest['tokenizer']['spec']}, "
         f"vocabulary {manifest['tokenizer']['vocab_size']}; checksum {manifest['checksum'][:16]}"
     )
-    print(_printable(text))
+    print(printable(text))
 
 
 # ---- plan, simulate, report, demo, selftest --------------------------------------------------------------------------

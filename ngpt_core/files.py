@@ -13,12 +13,14 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unicodedata import category
 
 __all__ = [
     "cache_folder",
     "make_folder",
     "new_file",
     "new_folder",
+    "printable",
     "read_json",
     "sha256",
     "sync",
@@ -26,6 +28,13 @@ __all__ = [
     "write_json",
     "write_text",
 ]
+
+_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of what follows
+
+
+def printable(text: str) -> str:
+    """The text with control characters written out: those from a file could change the terminal or the order of the text."""
+    return "".join(c if c in "\n\t" or not (category(c) == "Cc" or c in _BIDI) else repr(c)[1:-1] for c in text)
 
 
 def sha256(path: Path) -> str:
@@ -40,7 +49,9 @@ def sha256(path: Path) -> str:
 def read_json(path: Path) -> dict:
     """The JSON object in the file. Anything else is a ValueError that names the file."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # reading a pipe or a device may never end
+            raise ValueError("not a file")
+        value = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
             raise ValueError("not an object")
         return value

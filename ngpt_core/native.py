@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .files import cache_folder, new_file, sha256, write_text
 
-__all__ = ["SOURCES", "build", "compiler", "kernel_folder", "library"]
+__all__ = ["SOURCES", "build", "compiler", "is_ours", "kernel_folder", "library"]
 
 SOURCES = tuple(sorted(Path(__file__).parent.rglob("*.cpp")))
 
@@ -43,14 +43,14 @@ def kernel_folder() -> Path:
         folder = cache_folder() / "kernels"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
-            if _is_ours(folder):
+            if is_ours(folder):
                 return folder
     except (OSError, ValueError):  # ValueError: there is no home folder
         pass
     return Path(tempfile.mkdtemp(prefix="ngpt-"))
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     """Whether only this user, or root, can have written the file or folder."""
     if not hasattr(os, "geteuid"):  # Windows: the cache is in the user's own profile
         return True
@@ -62,7 +62,7 @@ def _is_whole(library: Path) -> bool:
     """Whether the library is the one that was built here, to the byte."""
     record = library.with_suffix(".sha256")
     try:
-        return _is_ours(library) and _is_ours(record) and record.read_text() == sha256(library)
+        return is_ours(library) and is_ours(record) and record.read_text() == sha256(library)
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -773,6 +773,18 @@ def test_a_damaged_export_is_written_again_and_without_a_checkpoint_nothing_star
     assert "export is damaged, and" in capsys.readouterr().err
 
 
+def test_an_export_is_renamed_before_it_is_deleted(straight, monkeypatch):
+    """A run that is killed while it removes an export leaves no half of one."""
+    shutil.rmtree(straight / "checkpoints" / "step-00000006")
+    (straight / "export" / "seal.json").unlink()
+    (straight / "export" / "model.safetensors").unlink()  # so that the run goes on
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(checkpoint.shutil, "rmtree", lambda path, **kwargs: sys.exit(9))
+        resume(straight)
+    assert not (straight / "export").exists() and list(straight.glob(".deleted-export-*"))
+    assert resume(straight) == 0 and not list(straight.glob(".deleted-*"))
+
+
 def test_a_background_save_is_complete_before_the_next_step_is_counted(corpus, tmp_path):
     """A crash at any time loses at most one interval."""
     process = child(

@@ -213,6 +213,18 @@ def test_a_tokenizer_that_would_cut_documents_or_fill_them_up_does_neither(tmp_p
     assert packed["truncation"] == packed["padding"] == packed["plain"]
 
 
+def test_an_error_of_the_tokenizers_library_is_a_sentence(tmp_path):
+    """It raises bare Exceptions, and where Rust panics not even those."""
+    pytest.importorskip("tokenizers")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(WordLevel({"the": 0}, unk_token="[UNK]")).save(str(path))
+    with pytest.raises(ValueError, match=r"tokenizer.json' cannot encode this text: .*Missing \[UNK\] token"):
+        load_tokenizer(str(path)).encode([b"cat"])
+
+
 def test_ids_with_gaps_keep_their_values(tmp_path):
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -449,6 +461,15 @@ def test_ranks_remember_each_its_files_and_know_those_of_the_others(remembered):
         Corpus(folder).verify(rank, 3, everything=False)
     read.clear()
     assert sum(Corpus(folder).verify(rank, 2, everything=False) for rank in range(2)) == 0 and not read
+
+
+def test_a_record_that_others_can_write_is_not_believed(remembered, tmp_path):
+    folder, _ = remembered
+    size = Corpus(folder).verify(everything=False)
+    (record,) = (tmp_path / "cache" / "verified").iterdir()
+    assert Corpus(folder).verify(everything=False) == 0
+    record.chmod(0o666)
+    assert Corpus(folder).verify(everything=False) == size
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"a": ', "[[1, 2]]"])
@@ -817,6 +838,10 @@ def test_a_download_has_limits_in_size_and_time(tmp_path, monkeypatch):
     monkeypatch.setattr("ngpt_core.data.sources.MOST_BYTES", 10)
     with pytest.raises(ValueError, match="it has more than 10 bytes"):
         download("http://large/x.txt", tmp_path)
+    monkeypatch.setattr("ngpt_core.data.sources.PATIENCE", 0.1)
+    monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: threading.Event().wait(10))
+    with pytest.raises(ValueError, match=r"the server has not answered within 0\.1 seconds"):
+        download("http://header/x.txt", tmp_path)
 
 
 # ---- the feed: batches that are read ahead ---------------------------------------------------------------------------------

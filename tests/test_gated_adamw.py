@@ -852,6 +852,20 @@ def test_the_state_of_another_optimizer_is_refused(make):
         ng.GatedAdamW([p], lr=0.1).load_state_dict(other.state_dict())
 
 
+@pytest.mark.parametrize("bad", [torch.full((3, 4), torch.nan), -torch.ones(3, 4), torch.empty(3, 4, device="meta"),
+                                 torch.zeros(3, 4).to_sparse(), torch.zeros(4, 3), torch.zeros(3, 4).int()])  # fmt: skip
+def test_moments_that_no_update_can_have_left_are_refused(bad):
+    p = parameter(3, 4)
+    optimizer = ng.GatedAdamW([p], lr=0.1)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    before, saved = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["exp_avg_sq"] = bad
+    with pytest.raises(ValueError, match="GatedAdamW: exp_avg_sq "):
+        optimizer.load_state_dict(saved)
+    torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
+
+
 def adam_state(p, make, **kwargs):
     p.grad = torch.ones_like(p)
     other = make([p], lr=0.1, **kwargs)
@@ -1270,7 +1284,7 @@ def test_diagnostics_change_nothing_and_look_only_every_nth_step():
         Diagnostics(every=0)
 
 
-@pytest.mark.parametrize("bad", [dict(keep=0), dict(keep=-1), dict(keep="2"), dict(d_model=0)], ids=str)
+@pytest.mark.parametrize("bad", [dict(keep=0), dict(keep=-1), dict(keep="2"), dict(d_model=0), dict(low=2**31)], ids=str)
 def test_diagnostics_refuse_what_they_cannot_hold(bad):
     with pytest.raises(ValueError, match=f"Diagnostics: {next(iter(bad))} "):
         Diagnostics(**bad)

@@ -139,6 +139,8 @@ def test_nothing_new_is_the_prompt_and_no_row_has_the_length_of_the_others():
         (dict(top_p=0.0), "top_p"),
         (dict(top_p=1.5), "top_p"),
         (dict(stop="ab"), "stop must be a token"),
+        (dict(generator=5), "generator must be a torch.Generator"),
+        (dict(use_cache="no"), "use_cache must be True or False"),
         (dict(stop=[1, None]), "stop must be a token"),
         (dict(stop=2.5), "stop must be a token"),
         (dict(stop=256), r"stop must be a token in \[0, 256\)"),

@@ -1,6 +1,7 @@
 """Seals: every file of an artifact is verified, by ``ngpt check`` too, and what a file says cannot reach the terminal raw."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -60,6 +61,15 @@ def test_a_list_names_only_files_of_its_own_folder(name, tmp_path):
         seal.check_folder(tmp_path)
 
 
+def test_a_pipe_in_the_place_of_a_file_is_not_read_forever(run, tmp_path, capsys):
+    for name in ("config.json", "checkpoints/step-00000002/state.json", "export/seal.json", "export/model.safetensors"):
+        shutil.copytree(run, tmp_path / "run")
+        (tmp_path / "run" / name).unlink()
+        os.mkfifo(tmp_path / "run" / name)
+        assert main(["check", str(tmp_path / "run")]) == 1 or name == "export/seal.json"  # without it: no seal
+        shutil.rmtree(tmp_path / "run")
+
+
 def test_control_characters_from_a_file_are_written_out(run, corpus, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "run")
     record = json.loads((run / "config.json").read_text())
@@ -68,3 +78,14 @@ def test_control_characters_from_a_file_are_written_out(run, corpus, tmp_path, c
     assert main(["eval", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
     assert "\\x1b[2J\\u202e" in error and "\x1b" not in error
+    shutil.copytree(run, tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed" / "export")
+    newest = tmp_path / "resumed" / "checkpoints" / "step-00000002"
+    index = json.loads((newest / "index.json").read_text())
+    (newest / "index.json").write_text(json.dumps(index | {"a\x1b[2J": next(iter(index.values()))}))
+    state, _ = seal.read_sealed(newest / "state.json")
+    state["files"]["index.json"] = seal.entry(newest / "index.json")
+    seal.write_sealed(newest / "state.json", state)
+    assert main(["train", f"--out={tmp_path / 'resumed'}", "--resume"]) == 0
+    error = capsys.readouterr().err
+    assert "\\x1b[2J" in error and "set aside" in error and "\x1b" not in error

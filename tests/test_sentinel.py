@@ -1,7 +1,9 @@
 """The sentinel: a number that changes by itself is found and named, training repeats a few steps, and nothing else changes."""
 
 import contextlib
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -259,6 +261,15 @@ def test_the_baseline_is_watched_too(corpus, tmp_path, at_step, capsys):
     train(new_run(corpus, tmp_path / "run", gpt, save_every=2, sentinel=2))
     assert "rank 0: the second moment of head.weight, row 1, changed" in capsys.readouterr().err
     assert_same_bits(tmp_path / "run", tmp_path / "straight")
+
+
+def test_the_stored_rates_and_overheads_meet_the_target():
+    stored = json.loads((Path(__file__).parents[1] / "benchmarks" / "results" / "sentinel.json").read_text())
+    of_moments, (at_rest,) = stored["moments"], stored["at rest"].values()
+    assert min(row["that matter"] for row in of_moments.values()) >= 300 and at_rest["parameter"]["flips"] >= 300
+    for row in (*of_moments.values(), *at_rest.values()):
+        assert row["found of those"] is None or row["found of those"] >= 0.99
+    assert all(cost["--sentinel 100"] <= 0.02 for cost in stored["overhead"].values())
 
 
 # ---- two ranks -------------------------------------------------------------------------------------------------------

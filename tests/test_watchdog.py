@@ -73,8 +73,8 @@ def _rank(rank, size, port, run, fault, place, bad, errors) -> None:
     os._exit(code)
 
 
-def play(size, run, fault, place, bad) -> tuple[list, list[str], float]:
-    """Train on real ranks, of which one is ``bad``. Returns exit codes, what each wrote to stderr, and the seconds it took."""
+def play(size, run, fault, place, bad) -> tuple[list, list[str]]:
+    """Train on real ranks, of which one is ``bad``. Returns exit codes (None: not ended) and what each wrote to stderr."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -89,7 +89,7 @@ def play(size, run, fault, place, bad) -> tuple[list, list[str], float]:
         for r, process in enumerate(ranks):
             if not (fault == "stop" and r == bad):
                 process.join(begin + 120 - time.monotonic())
-        codes, seconds = [process.exitcode for process in ranks], time.monotonic() - begin
+        codes = [process.exitcode for process in ranks]
         if fault == "stop":  # the scheduler, or someone who finds it, lets it go on
             with contextlib.suppress(ProcessLookupError):  # it has ended: the codes tell
                 os.kill(ranks[bad].pid, signal.SIGCONT)
@@ -99,7 +99,7 @@ def play(size, run, fault, place, bad) -> tuple[list, list[str], float]:
         for process in ranks:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-    return codes, [" ".join(path.read_text().split()) for path in errors], seconds
+    return codes, [" ".join(path.read_text().split()) for path in errors]
 
 
 def _resume(settings) -> None:
@@ -131,8 +131,8 @@ SLOW = pytest.mark.slow
 def test_a_stopped_rank_is_named_and_ends_when_it_wakes(corpus, straight, tmp_path, size, bad):
     """Rank 0 holds the store of the ranks: if it is stopped, the store does not answer either."""
     run = a_run(corpus, tmp_path)
-    codes, errors, seconds = play(size, run, "stop", "data", bad)
-    assert codes == [EXIT] * size and seconds < 60
+    codes, errors = play(size, run, "stop", "data", bad)
+    assert codes == [EXIT] * size
     for rank in set(range(size)) - {bad}:
         assert f"rank {bad} (process " in errors[rank] and "is stopped, last seen at '" in errors[rank]
         assert f"continue from {run.folder / 'checkpoints' / 'step-00000002'} with --resume" in errors[rank]
@@ -144,8 +144,8 @@ def test_a_stopped_rank_is_named_and_ends_when_it_wakes(corpus, straight, tmp_pa
 @pytest.mark.parametrize(("size", "bad"), [(2, 1), pytest.param(4, 3, marks=SLOW)])
 def test_a_rank_that_dies_inside_a_save_is_reported_as_that(corpus, straight, tmp_path, size, bad):
     run = a_run(corpus, tmp_path)
-    codes, errors, seconds = play(size, run, "kill", "save", bad)
-    assert codes == [-signal.SIGKILL if rank == bad else 1 for rank in range(size)] and seconds < 60
+    codes, errors = play(size, run, "kill", "save", bad)
+    assert codes == [-signal.SIGKILL if rank == bad else 1 for rank in range(size)]
     said = [error for error in errors if f"rank {bad} (process " in error and "was killed or has crashed" in error]
     assert said and all("this rank is at 'writing the checkpoint of step 4'. Continue from" in error for error in said)
     assert checkpoint.newest(run.folder).name == "step-00000002"
@@ -156,7 +156,7 @@ def test_a_rank_that_dies_inside_a_save_is_reported_as_that(corpus, straight, tm
 @pytest.mark.parametrize(("size", "bad"), [(2, 1), (2, 0), (4, 2)])
 def test_a_slow_rank_is_named_by_all(corpus, straight, tmp_path, size, bad):
     run = a_run(corpus, tmp_path)
-    codes, errors, _ = play(size, run, "sleep", "data", bad)
+    codes, errors = play(size, run, "sleep", "data", bad)
     assert codes == [EXIT] * size
     for error in errors:
         assert f"rank {bad} is late: at 'step 4: reading the batch'" in error and f"Waiting: rank {int(not bad)} at '" in error
@@ -168,7 +168,7 @@ def test_a_slow_rank_is_named_by_all(corpus, straight, tmp_path, size, bad):
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_slow_disk_is_named_and_the_incomplete_checkpoint_is_not_used(corpus, straight, tmp_path, size):
     run = a_run(corpus, tmp_path)
-    codes, errors, _ = play(size, run, "sleep", "disk", 0)
+    codes, errors = play(size, run, "sleep", "disk", 0)
     assert codes == [EXIT] * size
     assert all("rank 0 is late: at 'writing the checkpoint of step 4'" in error for error in errors)
     assert "in _sleep" in (run.folder / "stacks-rank-00000.txt").read_text()

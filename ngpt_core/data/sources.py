@@ -21,11 +21,13 @@ import json
 import os
 import sys
 import sysconfig
+import threading
 import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, wait
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
@@ -49,6 +51,7 @@ MOST_EXPANSION, LEAST_EXPANSION = (
 )  # of a .gz or parquet file: at most 100 times its size, but a gigabyte in any case
 MOST_BYTES = 1 << 40  # of a download
 SLOWEST = 1 << 10  # bytes per second of a download, in every minute
+PATIENCE = 180  # seconds until a server has sent its header, redirects included
 
 _EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
 
@@ -267,10 +270,27 @@ def download(url: str, folder: Path | None = None) -> Path:
     return path
 
 
+def _answer(url: str) -> http.client.HTTPResponse:
+    """The response to a request for ``url``. A server that sends its header byte by byte meets every timeout of a socket."""
+    answer: Future = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(urllib.request.urlopen(url, timeout=60))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    wait([answer], PATIENCE)
+    if not answer.done():
+        raise ValueError(f"could not download {url}: the server has not answered within {PATIENCE} seconds; try again.")
+    return answer.result()
+
+
 def _fetch(url: str, file: BufferedIOBase) -> None:
     """Write the complete content of ``url`` to ``file``."""
     try:
-        with urllib.request.urlopen(url, timeout=60) as response:
+        with _answer(url) as response:
             size, mark, began = 0, 0, time.monotonic()
             while block := response.read1(1 << 20):
                 file.write(block)

@@ -10,6 +10,7 @@ A tokenizer takes documents as UTF-8 bytes and has
                     no text contains. The boundaries of documents are in the corpus's index in any case.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -55,6 +56,17 @@ class ByteTokenizer:
         return b"".join(bytes([i]) if i < 256 else b"\xff" for i in ids).decode("utf-8", errors="replace")
 
 
+@contextlib.contextmanager
+def _errors(of: str) -> Iterator[None]:
+    """An error of the library, a bare Exception or a panic (a BaseException, from Rust), as a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{of} ({(str(error).splitlines() or ['no reason'])[0]}).") from None
+
+
 class _HuggingFace:
     def __init__(self, spec: str, end_of_text: str | None):
         try:
@@ -66,13 +78,9 @@ class _HuggingFace:
         path = Path(spec) / "tokenizer.json" if Path(spec).is_dir() else Path(spec)
         if not path.is_file() and spec.endswith(".json"):
             raise ValueError(f"there is no tokenizer file {spec!r}: use `bytes`, a tokenizer.json, or a name.")
-        try:
+        choices = "use `bytes`, the path of a tokenizer.json, a Hugging Face name, or tiktoken:NAME"
+        with _errors(f"no tokenizer at {spec!r}: {choices}"):
             self.fast = Fast.from_file(str(path)) if path.is_file() else Fast.from_pretrained(spec)
-        except Exception as error:  # the library raises bare Exception for a file it cannot read and a name it cannot find
-            raise ValueError(
-                f"no tokenizer at {spec!r}: use `bytes`, the path of a tokenizer.json, a Hugging Face name, or tiktoken:NAME "
-                f"({str(error).splitlines()[0]})."
-            ) from None
         self.fast.no_truncation()  # a file may set these for another use; they would cut or pad documents
         self.fast.no_padding()
         ids = self.fast.get_vocab(with_added_tokens=True).values()
@@ -89,10 +97,12 @@ class _HuggingFace:
 
     def encode(self, documents: list[bytes]) -> list[np.ndarray]:
         texts = [document.decode("utf-8") for document in documents]
-        return [np.asarray(e.ids, np.uint32) for e in self.fast.encode_batch(texts, add_special_tokens=False)]
+        with _errors(f"the tokenizer {self.spec!r} cannot encode this text: its file was damaged or edited"):
+            return [np.asarray(e.ids, np.uint32) for e in self.fast.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self.fast.decode([int(i) for i in ids], skip_special_tokens=False)
+        with _errors(f"the tokenizer {self.spec!r} cannot decode its ids: its file was damaged or edited"):
+            return self.fast.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
 class _Tiktoken:

@@ -5,16 +5,18 @@ user's cache: for each file its path, size and time of change, under the checksu
 differs is read again. That finds every file that was written to; a disk that changes bits by itself leaves the time as it was,
 and is found by ``ngpt train --verify-data`` and ``ngpt check``, which read everything.
 
-Small corpora are not remembered: they are read in a second.
+A record counts only if no other user can have written it. Small corpora are not remembered: they are read in a second.
 """
 
 import contextlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..files import cache_folder, make_folder, read_json, write_text
+from ..native import is_ours
 from ..seal import Entry
 
 __all__ = ["LEAST", "remember", "unknown"]
@@ -33,7 +35,7 @@ def unknown(folder: Path, checksum: str, files: Mapping[str, Entry]) -> dict[str
     with contextlib.suppress(OSError, ValueError):  # there is no cache
         for record in sorted((cache_folder() / "verified").glob(f"{checksum[:32]}-*.json")):  # one for each rank
             with contextlib.suppress(OSError, ValueError):
-                known |= read_json(record)
+                known |= read_json(record) if is_ours(record) else {}
     return {name: e for name, e in files.items() if known.get(str((folder / name).absolute())) != _facts(folder / name)}
 
 
@@ -46,3 +48,4 @@ def remember(folder: Path, checksum: str, files: Mapping[str, Entry], rank: int 
             known = read_json(path)
         make_folder(path.parent)
         write_text(path, json.dumps(known | {str((folder / name).absolute()): _facts(folder / name) for name in files}))
+        os.chmod(path, 0o600)

@@ -88,6 +88,10 @@ def stream(
     limit = model.config.max_seq_len
     if limit is not None and tokens.shape[1] + max_new_tokens > limit:
         raise ValueError(f"{tokens.shape[1]} + {max_new_tokens} new tokens exceed max_seq_len = {limit}: ask for fewer.")
+    if not isinstance(use_cache, bool):
+        raise ValueError(f"use_cache must be True or False; got {use_cache!r}.")
+    if not (generator is None or isinstance(generator, torch.Generator)):
+        raise ValueError(f"generator must be a torch.Generator, or None for torch's own; got {generator!r}.")
     stops = torch.tensor(_stops(stop, model.config.vocab_size), dtype=torch.long, device=tokens.device)
     return _steps(model, tokens.long(), max_new_tokens, sampling, use_cache, stops, generator)
 

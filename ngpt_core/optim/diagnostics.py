@@ -59,6 +59,8 @@ class Diagnostics:
         for name, value in (("d_model", d_model), ("keep", keep)):
             if value is not None and not is_count(value, 1):
                 raise ValueError(f"Diagnostics: {name} must be an integer >= 1, or None; got {value!r}.")
+        if not (isinstance(low, int) and isinstance(high, int) and -100 <= low < high <= 100):
+            raise ValueError(f"Diagnostics: low and high are powers of ten, -100 <= low < high <= 100; got {low!r}, {high!r}.")
         self.every, self.d_model, self.keep = every, d_model, keep
         self.edges = [low + i / 4 for i in range(4 * (high - low) + 1)]
         self.records: list[dict] = []

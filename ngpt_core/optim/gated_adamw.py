@@ -253,6 +253,7 @@ class GatedAdamW(torch.optim.Optimizer):
                     f"GatedAdamW: {key} must have its parameter's shape; for {name!r} the state holds {tuple(moment.shape)}, "
                     f"and the parameter is {tuple(p.shape)}. Load the state of the same model, parameters in the same order."
                 )
+        rules.check_moments(moments)
         super().load_state_dict(state_dict)
         self._plans = []  # they would keep the old counters
         self._watch.skipped = state_dict.get("skipped", 0)

@@ -4,7 +4,7 @@ An error comes before anything is changed, with the rule, the value received and
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 
 import torch
@@ -183,8 +183,11 @@ def check_state(state: Mapping) -> None:
     wanted, extra = {"exp_avg", "exp_avg_sq", "step"}, "max_exp_avg_sq"
     for i, entry in state.items():
         for key in ("exp_avg", "exp_avg_sq"):
-            if not isinstance(moment := entry.get(key, torch.zeros(1)), Tensor) or not moment.is_floating_point():
-                raise ValueError(f"GatedAdamW: {key} of parameter {i} must be a floating-point tensor; got {moment!r:.80}.")
+            is_tensor = isinstance(moment := entry.get(key, torch.zeros(1)), Tensor)
+            if not is_tensor or not moment.is_floating_point() or moment.layout != torch.strided:
+                raise ValueError(
+                    f"GatedAdamW: {key} of parameter {i} must be a dense floating-point tensor; got {moment!r:.80}."
+                )
         if not (is_count(step := entry.get("step", 0), 0) and step < 2**53):  # a float holds it exactly
             raise ValueError(f"GatedAdamW: step of parameter {i} is a number of updates >= 0; got {entry['step']!r:.80}.")
         if "eps_gate" in entry and not is_within(entry["eps_gate"], LEAST_DIVISOR):  # AutoGate's
@@ -198,6 +201,25 @@ def check_state(state: Mapping) -> None:
                 f"(amsgrad); parameter {i} has {', '.join(sorted(map(str, entry)))}. Load the state of a GatedAdamW or AdamW, "
                 "or start without one."
             )
+
+
+@torch.no_grad()
+def check_moments(moments: Sequence[tuple[str, Tensor, str, Tensor]]) -> None:
+    """Saved moments (name, parameter, key, moment) that no update can have left: all ranks raise, or none."""
+
+    def is_spoiled(p: Tensor, key: str, moment: Tensor) -> bool:
+        x = sharding.local(moment)
+        if x.is_meta:
+            return not p.is_meta
+        return not bool((x >= 0).all() if key == "exp_avg_sq" else x.isfinite().all())
+
+    flags = torch.tensor([float(is_spoiled(p, key, moment)) for _, p, key, moment in moments])
+    device = next((p.device for _, p, _, _ in moments if not p.is_meta), "cpu")
+    bad, anywhere = sharding.agree(flags.to(device), [p for _, p, _, _ in moments])
+    if anywhere:
+        name, _, key, _ = moments[int(bad.argmax())]
+        rule = "squares: no nan, none below 0" if key == "exp_avg_sq" else "finite numbers"
+        raise ValueError(f"GatedAdamW: {key} holds {rule}; that of {name!r} in this state does not. Load an undamaged state.")
 
 
 def check_foreign(saved: dict, own: dict) -> None:

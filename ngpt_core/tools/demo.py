@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 
 from ..data.corpus import embedded
+from ..files import printable
 from ..nn.io import load
 from ..presets import preset as named_preset
 from ..train.evaluate import evaluate_documents
@@ -202,7 +203,7 @@ def demo(out: str | None, minutes: float, preset: str) -> int:
     runs = _train(folder, PARTS, preset, steps)
     _compare(folder, runs, preset)
     for part in PARTS:
-        print(f"\n{part.title} writes:\n{_last_sample(folder / part.name)}")
+        print(f"\n{part.title} writes:\n{printable(_last_sample(folder / part.name))}")
     print("\n" + write_report([str(folder / part.name) for part in PARTS], str(folder / "report.html")))
     return 0
 

@@ -41,7 +41,8 @@ from .memory import ran_out
 from .storage import INDEX, Reader, Writer, read_index
 from .world import World
 
-__all__ = ["FORMAT", "Checkpoint", "Checkpoints", "by_step", "load_model", "newest", "open_checkpoint", "remove", "sweep"]
+__all__ = ["FORMAT", "Checkpoint", "Checkpoints", "by_step", "hide", "load_model", "newest", "open_checkpoint", "remove",
+           "sweep"]  # fmt: skip
 
 FORMAT = 2
 STATE = "state.json"
@@ -100,6 +101,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
             files = listed(state.get("files"), path / STATE)
             check_files(path, files)
         else:
+            if odd := sorted(entry.name for entry in path.iterdir() if not entry.is_file()):  # a pipe is read forever
+                raise ValueError(f"{odd[0]} is not a file")
             files = {}
             logging.getLogger("ngpt_core").warning(
                 "%s has format 1, which an older version wrote: damage in it may go unnoticed. To convert it, continue the run "
@@ -270,13 +273,13 @@ def sweep(folder: Path) -> None:
 
 
 def hide(path: Path) -> Path:
-    """Rename a checkpoint that is to be deleted, so that one that is half deleted is never mistaken for a checkpoint."""
+    """Rename a folder that is to be deleted, so that one that is half deleted is never mistaken for a whole one."""
     os.replace(path, hidden := path.with_name(f".deleted-{path.name}-{secrets.token_hex(4)}"))
     return hidden
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint. A failure is a warning: nothing is lost."""
+    """Delete a folder. A failure is a warning: nothing is lost."""
     try:
         shutil.rmtree(path if path.name.startswith(".") else hide(path))
     except OSError as error:

@@ -15,7 +15,6 @@ reason. With many ranks, the first one takes the lock.
 import contextlib
 import os
 import platform
-import shutil
 import socket
 import sys
 from functools import cached_property
@@ -28,10 +27,10 @@ from .. import __version__
 from ..config import ModelConfig
 from ..data.corpus import Corpus
 from ..data.tokenizers import Tokenizer, check_description, describe, from_description
-from ..files import make_folder
+from ..files import make_folder, printable
 from ..nn.io import CONFIG, WEIGHTS
 from ..seal import SEAL, Damaged, check_folder, note_unsealed, read_sealed, write_sealed
-from .checkpoint import newest, remove, sweep
+from .checkpoint import hide, newest, remove, sweep
 from .config import TrainConfig
 from .metrics import read_lines
 
@@ -48,7 +47,9 @@ C = TypeVar("C", TrainConfig, ModelConfig)
 FORMAT = 1
 LOCK = ".lock"
 _LOGS = {"tensorboard", "wandb", "wandb.json", "mlflow.json"}
-_TEMPORARY = tuple(f".{name}-" for name in ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", "export"))
+_TEMPORARY = tuple(
+    f".{name}-" for name in ("config.json", "tokenizer.json", "metrics.jsonl", "samples.jsonl", "export", "deleted-export")
+)
 _BEFORE_FIRST_STEP = {"config.json", "metrics.jsonl", "tokenizer.json", "checkpoints", LOCK} | _LOGS
 
 
@@ -167,7 +168,7 @@ class RunFolder:
         try:
             return not (export / SEAL).is_file() or check_folder(export, read=False) is not None
         except Damaged as error:
-            print(f"ngpt: {error}: ngpt train --resume writes it again.", file=sys.stderr)
+            print(f"ngpt: {printable(str(error))}: ngpt train --resume writes it again.", file=sys.stderr)
             return False
 
     # ---- writing -----------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class RunFolder:
         if (export := self.path / "export").is_dir():
             start = run.checkpoint.path if run.checkpoint else "its start"
             print(f"{export} is removed: the run continues from {start} and exports its model again.", file=sys.stderr)
-            shutil.rmtree(export)
+            remove(hide(export))
         tokenizer = corpora[0][0].tokenizer()
         used = [
             {"folder": str(c.folder), "weight": weight, "checksum": c.checksum, "sources": c.manifest.get("sources")}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from ..files import printable
 from ..seal import Damaged
 from .checkpoint import Checkpoint, by_step, open_checkpoint
 from .metrics import read_lines
@@ -76,7 +77,7 @@ def set_aside(run: Path, damaged: list[tuple[Path, str]], step: int) -> None:
         while aside.exists():
             aside, number = path.with_name(f"damaged-{path.name}-{number}"), number + 1
         os.replace(path, aside)
-        print(f"ngpt: {_cause(reason)}. It is set aside as {aside.name}.", file=sys.stderr)
+        print(f"ngpt: {printable(_cause(reason))}. It is set aside as {aside.name}.", file=sys.stderr)
     print(f"ngpt: {run} continues from step {step}; {trained - step} steps are repeated.", file=sys.stderr)
 
 

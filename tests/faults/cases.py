@@ -23,7 +23,8 @@ from ngpt_core.cli import main
 from ngpt_core.data.packing import pack
 from ngpt_core.data.tokenizers import ByteTokenizer
 from ngpt_core.seal import write_sealed
-from ngpt_core.train.metrics import read_metrics
+from ngpt_core.train.checkpoint import by_step
+from ngpt_core.train.metrics import read_lines, read_metrics
 
 BAD = ("silent", "lost", "orphan", "traceback", "unrestartable")
 CLOCK = ("time", "tokens_per_s", "mfu")
@@ -52,6 +53,7 @@ class Place:
 
     def __init__(self, folder: Path, **settings: object):
         self.settings = settings  # of the run, where they differ from those of ``train``
+        self.interval = settings.get("save_every", 2)
         self.folder, self.corpus, self.run = folder, folder / "corpus", folder / "straight"
         pack(sentences(200), self.corpus, ByteTokenizer(), val_fraction=0.1)
         status, text = command(*self.train(self.run))
@@ -92,9 +94,19 @@ def crash(place: Place, tree: Tree) -> str:
     return restarted(place, folder)
 
 
+def repeated(run: Path) -> int:
+    """How many steps have a line of metrics and are not in the newest checkpoint."""
+    metrics = run / "metrics.jsonl"
+    trained = [line["step"] for line in read_lines(metrics)] if metrics.is_file() else []
+    return max(trained, default=0) - max(by_step(run), default=0)
+
+
 def restarted(place: Place, folder: Path) -> str:
-    """Restart the run in ``folder`` by the same command with --resume: it must end as if nothing had happened."""
+    """Restart the run in ``folder`` by the same command with --resume: it must repeat at most one interval between
+    checkpoints, and end as if nothing had happened."""
     try:
+        if repeated(folder / "run") > place.interval:
+            return "lost"
         status, _ = command(*place.train(folder / "run"), "--resume")
         if isinstance(status, str):
             return "traceback"
@@ -232,7 +244,9 @@ def called(function: Callable, *args: object, **kwargs: object) -> str:
         function(*args, **kwargs)
     except ValueError:
         return "refused"
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a panic of a library in Rust is one
         return "traceback"
     return "harmless"
 

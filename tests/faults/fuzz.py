@@ -1,5 +1,7 @@
 """Which inputs does nobody expect? Drawn by hypothesis, for files that are read, flags and public names."""
 
+import importlib.util
+import json
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from runs import TINY
 
 import ngpt_core as ng
+from ngpt_core.data.tokenizers import load_tokenizer
 
 NUMBERS = st.one_of(
     st.integers(-3, 300), st.floats(), st.sampled_from([2**31, 2**70, -1, 0, 1e-46, 1e308, 10**400, True, None, "x", ""])
@@ -91,7 +94,36 @@ def _generation(place: cases.Place) -> Callable:
     return case
 
 
-HEALTH = list(HealthCheck)
+def _tokenizers(place: cases.Place) -> Callable:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    path, values = place.folder / "tokenizer.json", []
+    for model, trainer in (
+        (models.BPE(), trainers.BpeTrainer), (models.Unigram(), trainers.UnigramTrainer),
+        (models.WordLevel(unk_token="[UNK]"), trainers.WordLevelTrainer),
+        (models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer),
+    ):  # fmt: skip
+        tokenizer = Tokenizer(model)
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.train_from_iterator(
+            ["the cat sees a red ball"] * 9, trainer(vocab_size=60, special_tokens=["[UNK]"], show_progress=False)
+        )
+        values.append(json.loads(tokenizer.to_str()))
+
+    def use() -> None:
+        tokenizer = load_tokenizer(str(path))
+        (ids,) = tokenizer.encode(["the cat é sees zzz".encode()])
+        tokenizer.decode([*ids, 10**6])
+
+    def case(which: int, at: int, new: object) -> str:
+        value = values[which % len(values)]
+        places = list(cases.paths_of(value))
+        path.write_text(json.dumps(cases.changed(value, places[at % len(places)], new)))
+        return cases.called(use)
+
+    return case
+
+
 AT = st.integers(0, 10**6)
 FILES = st.sampled_from(
     [
@@ -109,6 +141,8 @@ CASES: dict[str, tuple[Callable, tuple]] = {
     "states": (_states, (st.sampled_from(["optimizer", "schedule"]), AT, JSON)),
     "generation": (_generation, (NUMBERS, NUMBERS, NUMBERS, NUMBERS)),
 }
+if importlib.util.find_spec("tokenizers") is not None:
+    CASES["tokenizers"] = (_tokenizers, (AT, AT, JSON | st.sampled_from(["[UNK]", "ByteLevel"])))
 
 
 def fuzz(place: cases.Place, kind: str, count: int, start: int = 0) -> tuple[Counter, list]:

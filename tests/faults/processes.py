@@ -81,7 +81,8 @@ def kills(place: cases.Place, every: int = 1, first: int = 1) -> Iterator[tuple[
 
 
 def at_random(place: cases.Place, count: int, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """(what, outcome): SIGKILL or SIGTERM at a random time, every third time again while the run is resumed."""
+    """(what, outcome): SIGKILL or SIGTERM at a random time, half of them with --async-save, every third time again while the
+    run is resumed."""
     pick, folder = random.Random(seed), place.folder / "random"
     begin = time.monotonic()
     assert end_of(child(lambda: _train(place, folder))) == 0
@@ -91,13 +92,14 @@ def at_random(place: cases.Place, count: int, seed: int = 0) -> Iterator[tuple[s
         number = signal.SIGTERM if i % 4 == 3 else signal.SIGKILL
         folder.mkdir()
         for more in [[], ["--resume"]][: 2 if i % 3 == 2 else 1]:
-            pid = child(lambda more=more: _train(place, folder, *more))  # type: ignore[misc]  # a lambda's default
+            flags = [*more, *(["--async-save"] if i % 2 else [])]
+            pid = child(lambda flags=flags: _train(place, folder, *flags))  # type: ignore[misc]  # a lambda's default
             time.sleep(pick.random() * whole)
             os.kill(pid, number)
             status = end_of(pid)
             if status not in (0, -number, 143):
                 yield f"{number.name}, status {status}", "traceback"
-        yield number.name, cases.restarted(place, folder)
+        yield f"{number.name}, {flags}", cases.restarted(place, folder)
 
 
 # ---- disks -------------------------------------------------------------------------------------------------------------

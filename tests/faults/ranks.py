@@ -24,7 +24,7 @@ def ranks(folder: Path) -> Iterator[tuple[str, str]]:
     for fault, place, bad in FAULTS:
         out = folder / f"{fault}-{place}-{bad}"
         run = new_run(str(folder / "corpus"), out, steps=watchdog.STEPS, save_every=2, timeout=watchdog.TIMEOUT)
-        codes, errors, _ = watchdog.play(2, run, fault, place, bad)
+        codes, errors = watchdog.play(2, run, fault, place, bad)
         what = f"{fault}, {place}, rank {bad}: {codes}"
         if None in codes or 0 in codes:
             yield what, "silent"

@@ -5,6 +5,7 @@
                 forced to the disk; SIGKILL and SIGTERM at random times, twice in a row
     ranks       two real ranks, of which one is killed, stopped, slow, or asked to end (../test_watchdog.py)
     disks       full, slow, and one on which each call fails once
+    payloads    a pickle in every file of a checkpoint, through every command that reads it
     flips       one bit in every kind of file, through the command that reads it
     fuzz        files, flags and public names with inputs drawn by hypothesis, and by atheris if it is installed
     leaks       memory over many steps
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -33,6 +34,7 @@ RESULTS = HERE / "results.json"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import cases  # noqa: E402
+import planted  # noqa: E402
 import processes  # noqa: E402
 import ranks as rank_cases  # noqa: E402
 import torch  # noqa: E402
@@ -94,6 +96,10 @@ def disks(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
     return found | {"disks, failing": counted(deadline, strides)}
 
 
+def payloads(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
+    return {"payloads": counted(deadline, planted.planted(cases.Place(Path(tempfile.mkdtemp()))))}
+
+
 def flips(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
     place, outcomes = cases.Place(Path(tempfile.mkdtemp())), Counter()
     for seed in range(args.flips):
@@ -140,8 +146,11 @@ def leaks(deadline: float, args: argparse.Namespace) -> dict[str, dict]:
     return {"leaks": {"steps": args.steps, "kB per step": round((sizes[1] - sizes[0]) / args.steps, 3)}}
 
 
-PARTS = {"crashes": crashes, "kills": kills, "ranks": ranks, "disks": disks, "flips": flips, "fuzz": fuzzed, "leaks": leaks}
-SHARES = {"crashes": 10, "kills": 10, "ranks": 10, "disks": 8, "flips": 8, "fuzz": 12, "leaks": 2}  # of the time
+PARTS: dict[str, Callable] = {
+    "crashes": crashes, "kills": kills, "ranks": ranks, "disks": disks, "payloads": payloads, "flips": flips,
+    "fuzz": fuzzed, "leaks": leaks,
+}  # fmt: skip
+SHARES = {"crashes": 10, "kills": 10, "ranks": 10, "disks": 8, "payloads": 1, "flips": 8, "fuzz": 12, "leaks": 2}  # of the time
 
 
 def main() -> int:
@@ -163,7 +172,8 @@ def main() -> int:
         outcomes = PARTS[part](time.monotonic() + rest * SHARES[part] / left, args)
         left -= SHARES[part]
         for name, counts in outcomes.items():
-            found[name] = dict(sorted(counts.items()))
+            if counts:  # otherwise there was no time for it
+                found[name] = dict(sorted(counts.items()))
             print(f"{name}: {counts}", flush=True)
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     dates = kept.get("dates", dict.fromkeys(PARTS, kept.get("date")))

@@ -1,6 +1,7 @@
 """The fast part of the faults: a sample of every kind. ``make soak`` runs all of them and stores the counts."""
 
 import random
+import shutil
 from collections import Counter
 
 import cases
@@ -37,6 +38,13 @@ def test_the_recorder_sees_what_fsync_is_for(tmp_path):
         (tmp_path / "run" / "b").write_text("")
     states = [tree for what, tree in recorder.states() if what.startswith("power")]
     assert {"a": b""} in states and {"a": b"content"} not in states
+
+
+def test_a_run_that_lost_more_than_an_interval_is_noticed(place, tmp_path):
+    shutil.copytree(place.run, tmp_path / "crashed" / "run")
+    for step in (4, 6):
+        shutil.rmtree(tmp_path / "crashed" / "run" / "checkpoints" / f"step-{step:08d}")
+    assert cases.restarted(place, tmp_path / "crashed") == "lost"
 
 
 def test_no_flipped_bit_is_silent(place):

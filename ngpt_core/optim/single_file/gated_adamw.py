@@ -151,6 +151,7 @@ class PMEN:
             f"the smooth profile 1/(1 + (s/tau)^b) needs tau >= {LEAST_DIVISOR} and b > 0, got tau={self.tau}, b={self.b!r}. "
             "For tau = 0 use profile='step'.",
         )
+        rule(is_within(self.b, 0, open=True), f"b is the sharpness of the smooth profile, finite and > 0; got {self.b!r}.")
         rule(self.reference in ("row", "adam"), f"reference must be 'row' (1/sqrt(d_j)) or 'adam', got {self.reference!r}.")
         rule(isinstance(self.seed, Integral), f"seed must be an integer, got {self.seed!r}.")
         object.__setattr__(self, "seed", index(self.seed))  # a state with numpy's integers could not be loaded
