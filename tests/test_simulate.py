@@ -21,6 +21,7 @@ from ngpt_core.nn.fused import plain
 from ngpt_core.optim.sharding import local
 from ngpt_core.tools.simulate import simulate, simulate_for
 from ngpt_core.tools.simulate.corpus import synthetic
+from ngpt_core.tools.simulate.kernels import SHAPES
 from ngpt_core.tools.simulate.meter import Meter
 from ngpt_core.tools.simulate.values import chosen
 from ngpt_core.train.config import TrainConfig
@@ -269,6 +270,19 @@ def test_documents_take_no_tensor_of_all_pairs_of_tokens(monkeypatch):
     assert any(T in shape for shape in seen)
     assert not [shape for shape in seen if shape.count(T) > 1 or math.prod(shape[-2:]) >= T * T]
     assert packed.peak_bytes < 1.02 * plain.peak_bytes
+
+
+def test_every_kernel_is_called_in_a_step(monkeypatch):
+    """CUDA's own kernels and ours. (What kernels.SHAPES knows and no step calls would be left over from something.)"""
+    seen, called = set(), Meter.__call__
+
+    def watched(self, call):
+        seen.add(call.func)
+        return called(self, call)
+
+    monkeypatch.setattr(Meter, "__call__", watched)
+    tiny(2)
+    assert set(SHAPES) <= seen
 
 
 def test_the_gpt_twin_and_plain_precision_run_too():

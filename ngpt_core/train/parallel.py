@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from ..config import ModelConfig
 from ..nn.model import LanguageModel
-from ..nn.moe import Experts
+from ..nn.moe import Experts, MoE
 from ..nn.residual import Residual
 from ..nn.scale import Scale
 from ..optim.sharding import local
@@ -205,10 +205,13 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
     for block in model.blocks:
         if float8 is not None:
             block.forward = in_float8(block.forward, float8)
-        if config.activation_checkpointing != "none":
-            block.forward = recomputed(block.forward, config.activation_checkpointing)
-        if compiled:
-            block.forward = torch.compile(block.forward)
+        forms = [partial(recomputed, how=how)] if (how := config.activation_checkpointing) != "none" else []
+        if compiled and config.expert_parallel > 1 and isinstance(block.mixer, MoE):
+            forms.insert(0, torch.compile)  # what is around the exchange: of a checkpoint with a break inside, nothing is
+        elif compiled:
+            forms.append(torch.compile)
+        for form in forms:
+            block.forward = form(block.forward)
     return Parallel(world, model) if meshes is None else _fully_shard(model, config, world, *meshes)
 
 
