@@ -22,6 +22,7 @@ from ngpt_core.optim.sharding import local
 from ngpt_core.tools.simulate import simulate, simulate_for
 from ngpt_core.tools.simulate.corpus import synthetic
 from ngpt_core.tools.simulate.kernels import SHAPES
+from ngpt_core.tools.simulate.machine import Machine
 from ngpt_core.tools.simulate.meter import Meter
 from ngpt_core.tools.simulate.values import chosen
 from ngpt_core.train.config import TrainConfig
@@ -238,6 +239,27 @@ def test_the_host_waits_once_a_step_and_for_the_splits_of_each_layer_and_pass(ch
     places = {where.split(":")[0]: count for where, count in shared.host_waits.items()}
     assert places == {"ngpt_core/optim/arriving.py": 1, "ngpt_core/train/expert_parallel.py": 3 * 2 * times}
     assert {c.axis for c in shared.collectives if c.op == "all_to_all"} == {"expert"}
+
+
+def test_while_the_host_waits_for_an_exchange_the_weights_behind_it_are_on_their_way(monkeypatch):
+    """The layer's experts and the next block are gathered before the layer's wait, in the forward pass."""
+    order, called, wait = [], Meter.__call__, Machine.wait
+
+    def watched(self, call):
+        order.append("gather" if "_allgather_base_" in str(call.func) else "")
+        return called(self, call)
+
+    def waits(self):
+        order.append("wait")
+        wait(self)
+
+    monkeypatch.setattr(Meter, "__call__", watched)
+    monkeypatch.setattr(Machine, "wait", waits)
+    pattern = tiny(4, expert_parallel=2).model.pattern
+    at = [i for i, what in enumerate(order) if what == "wait" and "gather" in order[:i]]  # in the step, not before it
+    for layer, block in enumerate(i for i, letter in enumerate(pattern) if letter == "E"):
+        embedding, experts, blocks = 1, layer + 1, min(block + 2, len(pattern))
+        assert order[: at[layer]].count("gather") == embedding + experts + blocks
 
 
 def test_embedding_and_head_are_gathered_once_and_one_replica_sums_nothing():
