@@ -29,7 +29,7 @@ def _fits(x: Tensor, w: Tensor) -> bool:
 
 
 class Float8Products(TorchFunctionMode):
-    """A mode in which torchao computes the products that fit (see above). ``count`` is their number, outside of compiled code."""
+    """A mode in which torchao computes the products that fit (see above). ``count``: how many ran uncompiled."""
 
     def __init__(self, emulate: bool = False):
         try:
