@@ -205,13 +205,14 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
     for block in model.blocks:
         if float8 is not None:
             block.forward = in_float8(block.forward, float8)
-        forms = [partial(recomputed, how=how)] if (how := config.activation_checkpointing) != "none" else []
-        if compiled and config.expert_parallel > 1 and isinstance(block.mixer, MoE):
-            forms.insert(0, torch.compile)  # what is around the exchange: of a checkpoint with a break inside, nothing is
-        elif compiled:
-            forms.append(torch.compile)
-        for form in forms:
-            block.forward = form(block.forward)
+        # Compiled code is cut where tokens are exchanged, and of a checkpoint with a cut inside the compiler takes nothing.
+        around = config.expert_parallel > 1 and isinstance(block.mixer, MoE)
+        if compiled and around:
+            block.forward = torch.compile(block.forward)
+        if config.activation_checkpointing != "none":
+            block.forward = recomputed(block.forward, config.activation_checkpointing)
+        if compiled and not around:
+            block.forward = torch.compile(block.forward)
     return Parallel(world, model) if meshes is None else _fully_shard(model, config, world, *meshes)
 
 
