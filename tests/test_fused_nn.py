@@ -1,7 +1,6 @@
 """Each operator in C++ of the forward pass computes what the plain form beside it computes, values and gradients."""
 
 import logging
-import types
 
 import pytest
 import torch
@@ -158,8 +157,7 @@ def test_the_expert_kernel_is_dispatch_two_products_and_combine(way, E):
     order, place = grouped.sort_by_expert(chosen)
 
     def plain(x, weights, up, down, s_u):
-        here = types.SimpleNamespace(up=up, down=down, s_u=None if s_u is None else lambda: s_u)
-        y = moe.Experts.forward(here, grouped.dispatch(x, order, place, k), counts)
+        y = moe.expert_mlp(grouped.dispatch(x, order, place, k), counts, up, down, s_u)
         return grouped.combine(y * weights.flatten()[order, None], order, place, k)
 
     inputs = (torch.randn(n, d), torch.rand(n, k), torch.randn(E, ff, d) / 5, torch.randn(E, ff, d) / 5, s_u)

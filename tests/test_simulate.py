@@ -21,6 +21,8 @@ from ngpt_core.nn.fused import plain
 from ngpt_core.optim.sharding import local
 from ngpt_core.tools.simulate import simulate, simulate_for
 from ngpt_core.tools.simulate.corpus import synthetic
+from ngpt_core.tools.simulate.kernels import SHAPES
+from ngpt_core.tools.simulate.machine import Machine
 from ngpt_core.tools.simulate.meter import Meter
 from ngpt_core.tools.simulate.values import chosen
 from ngpt_core.train.config import TrainConfig
@@ -239,6 +241,27 @@ def test_the_host_waits_once_a_step_and_for_the_splits_of_each_layer_and_pass(ch
     assert {c.axis for c in shared.collectives if c.op == "all_to_all"} == {"expert"}
 
 
+def test_while_the_host_waits_for_an_exchange_the_weights_behind_it_are_on_their_way(monkeypatch):
+    """The layer's experts and the next block are gathered before the layer's wait, in the forward pass."""
+    order, called, wait = [], Meter.__call__, Machine.wait
+
+    def watched(self, call):
+        order.append("gather" if "_allgather_base_" in str(call.func) else "")
+        return called(self, call)
+
+    def waits(self):
+        order.append("wait")
+        wait(self)
+
+    monkeypatch.setattr(Meter, "__call__", watched)
+    monkeypatch.setattr(Machine, "wait", waits)
+    pattern = tiny(4, expert_parallel=2).model.pattern
+    at = [i for i, what in enumerate(order) if what == "wait" and "gather" in order[:i]]  # in the step, not before it
+    for layer, block in enumerate(i for i, letter in enumerate(pattern) if letter == "E"):
+        embedding, experts, blocks = 1, layer + 1, min(block + 2, len(pattern))
+        assert order[: at[layer]].count("gather") == embedding + experts + blocks
+
+
 def test_embedding_and_head_are_gathered_once_and_one_replica_sums_nothing():
     """In a micro-batch each of pico's 6 blocks is gathered twice, for forward and backward, and embedding and head once."""
     one, two = (tiny(4, batch_size=4, micro_batch=1, replicas=n) for n in (1, 2))
@@ -269,6 +292,19 @@ def test_documents_take_no_tensor_of_all_pairs_of_tokens(monkeypatch):
     assert any(T in shape for shape in seen)
     assert not [shape for shape in seen if shape.count(T) > 1 or math.prod(shape[-2:]) >= T * T]
     assert packed.peak_bytes < 1.02 * plain.peak_bytes
+
+
+def test_every_kernel_is_called_in_a_step(monkeypatch):
+    """CUDA's own kernels and ours. (What kernels.SHAPES knows and no step calls would be left over from something.)"""
+    seen, called = set(), Meter.__call__
+
+    def watched(self, call):
+        seen.add(call.func)
+        return called(self, call)
+
+    monkeypatch.setattr(Meter, "__call__", watched)
+    tiny(2)
+    assert set(SHAPES) <= seen
 
 
 def test_the_gpt_twin_and_plain_precision_run_too():

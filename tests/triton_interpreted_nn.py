@@ -70,6 +70,19 @@ def test_without_scales_it_is_the_ordinary_cross_entropy(kernel):
     assert_close([found], [wanted]) and "dots" not in kernel
 
 
+def test_inputs_may_have_gaps_in_memory(kernel):
+    """Columns, a transposed matrix, and one number for all tokens: the kernels read rows without gaps."""
+    h, W, _, targets = (x.detach() for x in problem(9, 40, 6))
+    h, W, targets = torch.stack([h, -h], 1)[:, 0], W.T.contiguous().T, torch.stack([targets, targets + 1], 1)[:, 0]
+    s = torch.full((1,), 7.0).expand(40)
+    assert not any(x.is_contiguous() for x in (h, W, targets, s))
+    for x in (h, W, s):
+        x.requires_grad_()
+    for q in (1.0, None):
+        found, wanted = (torch.autograd.grad(f(h, W, targets, s, q=q), (h, W, s)) for f in (linear_cross_entropy, naive))
+        assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("wanted", range(3))
 def test_each_gradient_alone(kernel, wanted):
     inputs = [x.detach() for x in problem(9, 40, 6)]

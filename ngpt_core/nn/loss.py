@@ -165,6 +165,8 @@ def _by_kernel(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``_cross_entropy_sum`` with one kernel between the products. Here G is b * G."""
     (N, d), V, wanted = h.shape, weight.shape[0], need_h or need_weight or need_s
+    weight, targets = weight.contiguous(), targets.contiguous()
+    s, b = (x if x is None else x.contiguous() for x in (s, b))
     if b is not None:  # a scale of 0 has b = 0, and its ds would be 0 / 0; in dh and dW so small a b vanishes
         b = torch.where(b.abs() < _SMALLEST, _SMALLEST, b)
     parts = chunks(N, chunk)

@@ -30,6 +30,10 @@ def rows_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads a
     target = tl.load(TARGETS + row)
     counts = target != ignore
     lanes = tl.arange(0, BLOCK)
+    inside = (target >= 0) & (target < V)  # any other target makes the loss NaN
+    own = tl.load(U + target, inside, float("nan"))  # before the sums, at which all warps meet: DU may be U
+    if SCALED:
+        own = own * tl.load(S + target, inside, 0.0)
 
     top = tl.full([BLOCK], -3e38, tl.float32)  # finite: -inf - -inf would be NaN
     total = tl.zeros([BLOCK], tl.float32)
@@ -45,10 +49,6 @@ def rows_kernel(  # type: ignore[no-untyped-def]  # Triton types it, and reads a
     highest = tl.max(top, 0)
     lse = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
 
-    inside = (target >= 0) & (target < V)  # any other target makes the loss NaN
-    own = tl.load(U + target, inside, float("nan"))
-    if SCALED:
-        own = own * tl.load(S + target, inside, 0.0)
     tl.store(LOSSES + row, tl.where(counts, lse - own, 0.0))
 
     if GRADIENT:

@@ -34,7 +34,7 @@ from .residual import Aux
 from .scale import Scale
 from .unit import init_rows_, rows
 
-__all__ = ["Experts", "MoE", "Router", "balance_loss"]
+__all__ = ["Experts", "MoE", "Router", "balance_loss", "expert_mlp"]
 
 TINY = 1e-18  # lower bound of sums of scores, which can underflow to 0. Its gradient contains 1 / TINY^2, which fits float32
 
@@ -115,13 +115,17 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x [N, d], sorted by expert; counts [E] long: the first counts[0] rows belong to expert 0, and so on. -> [N, d]."""
-        ends = counts.cumsum(0).to(torch.int32)
-        s_u = None if self.s_u is None else self.s_u()
-        if s_u is not None and s_u.ndim == 2:  # for each token the row of its expert
-            s_u = s_u.repeat_interleave(counts, 0, output_size=len(x))
-        u = expert_mm(*autocast(x, self.up), ends, True)
-        u = relu2(u if s_u is None else u * s_u)  # eq. mlpscaling1
-        return expert_mm(*autocast(u, self.down), ends, False)
+        return expert_mlp(x, counts, self.up, self.down, None if self.s_u is None else self.s_u())
+
+
+def expert_mlp(x: Tensor, counts: Tensor, up: Tensor, down: Tensor, s_u: Tensor | None) -> Tensor:
+    """What ``Experts`` computes, with the matrices up and down [E, ff, d] and the scale s_u [ff] or [E, ff] of some experts."""
+    ends = counts.cumsum(0).to(torch.int32)
+    if s_u is not None and s_u.ndim == 2:  # for each token the row of its expert
+        s_u = s_u.repeat_interleave(counts, 0, output_size=len(x))
+    u = expert_mm(*autocast(x, up), ends, True)
+    u = relu2(u if s_u is None else u * s_u)  # eq. mlpscaling1
+    return expert_mm(*autocast(u, down), ends, False)
 
 
 class MoE(nn.Module):

@@ -8,8 +8,6 @@ Symbols: P ranks that share the experts of a layer; E experts; N rows (token, ex
 """
 
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +16,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ..nn.moe import Experts
+from ..nn.moe import Experts, expert_mlp
 from ..optim.sharding import local
 
 __all__ = ["cut_experts", "divide_experts"]
@@ -33,6 +31,7 @@ def divide_experts(experts: Experts, mesh: DeviceMesh) -> None:
     experts.forward = partial(_exchange, experts, axis)  # type: ignore[method-assign]  # replaced in this one module, not in its class
 
 
+@torch.compiler.disable  # the host waits inside, and sizes change at every step: a compiler would only repeat itself
 def _exchange(experts: Experts, axis: DeviceMesh, x: Tensor, counts: Tensor) -> Tensor:
     """x [N, d] sorted by expert, counts [E] -> [N, d] in the same order, each row computed on the rank that has its expert.
 
@@ -52,12 +51,11 @@ def _exchange(experts: Experts, axis: DeviceMesh, x: Tensor, counts: Tensor) -> 
     place = torch.empty_like(order)
     place.scatter_(0, order, torch.arange(len(order), device=x.device))
 
-    first = axis.get_local_rank() * mine
-    here: Any = SimpleNamespace(up=local(experts.up), down=local(experts.down), s_u=experts.s_u)  # all forward reads
-    if experts.s_u is not None and experts.config.s_u_per_expert:
-        rows = experts.s_u()[first : first + mine]
-        here.s_u = lambda: rows
-    y = Experts.forward(here, x[order], received.sum(0).to(counts.dtype))
+    s_u = None if experts.s_u is None else experts.s_u()
+    if s_u is not None and s_u.ndim == 2:  # one row per expert of the layer
+        first = axis.get_local_rank() * mine
+        s_u = s_u[first : first + mine]
+    y = expert_mlp(x[order], received.sum(0).to(counts.dtype), local(experts.up), local(experts.down), s_u)
     return all_to_all(y[place].contiguous(), n_sent, n_received, group)
 
 

@@ -29,7 +29,7 @@ def _fits(x: Tensor, w: Tensor) -> bool:
 
 
 class Float8Products(TorchFunctionMode):
-    """A mode in which torchao computes the products that fit (see above). ``count`` is their number."""
+    """A mode in which torchao computes the products that fit (see above). ``count``: how many ran uncompiled."""
 
     def __init__(self, emulate: bool = False):
         try:
@@ -52,7 +52,8 @@ class Float8Products(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _product(self, x: Tensor, w: Tensor) -> Tensor:
-        self.count += 1
+        if not torch.compiler.is_compiling():  # a compiler would make its code again for every number
+            self.count += 1
         return self.multiply(x, w, self.mm_config, self.config)
 
 

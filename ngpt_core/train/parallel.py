@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from ..config import ModelConfig
 from ..nn.model import LanguageModel
-from ..nn.moe import Experts
+from ..nn.moe import Experts, MoE
 from ..nn.residual import Residual
 from ..nn.scale import Scale
 from ..optim.sharding import local
@@ -205,9 +205,13 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
     for block in model.blocks:
         if float8 is not None:
             block.forward = in_float8(block.forward, float8)
+        # Compiled code is cut where tokens are exchanged, and of a checkpoint with a cut inside the compiler takes nothing.
+        around = config.expert_parallel > 1 and isinstance(block.mixer, MoE)
+        if compiled and around:
+            block.forward = torch.compile(block.forward)
         if config.activation_checkpointing != "none":
             block.forward = recomputed(block.forward, config.activation_checkpointing)
-        if compiled:
+        if compiled and not around:
             block.forward = torch.compile(block.forward)
     return Parallel(world, model) if meshes is None else _fully_shard(model, config, world, *meshes)
 

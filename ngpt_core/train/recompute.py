@@ -4,6 +4,10 @@
     selective    also the results of matrix products and of attention, which take most of the time; the rest runs again
 
 Router statistics are outputs of a block, so a block that runs twice counts once.
+
+Compiled code that contains a checkpoint knows all of this. Where the experts are divided among ranks, the checkpoint contains
+compiled code instead (``parallelize``), and does not see into it: "selective" keeps the results of the experts' products, and
+the router and the shared MLP run again.
 """
 
 from collections.abc import Callable

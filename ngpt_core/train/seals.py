@@ -127,7 +127,7 @@ class Seals:
             [x.bits() for x in tensors if x.here.device == self.device],
             [x for x in tensors if x.here.device != self.device],
         )
-        return torch.cat([*here, torch.cat([x.bits() for x in host]).to(self.device)] if host else here)
+        return torch.cat([*here, torch.cat([x.bits() for x in host]).to(self.device, non_blocking=True)] if host else here)
 
     def _plan(self) -> None:
         """Where the compiled code finds the tensors, their seals and what it has found."""

@@ -32,6 +32,14 @@ def fake_world(size: int, has_group: bool) -> Iterator[World]:
         yield world
     finally:
         dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """torch remembers how operators are sharded, with the mesh. A later mesh of the same shape would get this one's groups."""
+    from torch.distributed.tensor import debug
+
+    getattr(debug, "_clear_sharding_prop_cache", lambda: None)()  # a private name, which may move
 
 
 class Axes:
