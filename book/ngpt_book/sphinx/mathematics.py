@@ -82,8 +82,8 @@ def render(tex: str, display: bool = False) -> str:
     """A formula as HTML. ValueError if MathJax does not understand it."""
     drawn, mathml = json.loads(_engine().call("render", tex, display))
     if "<merror" in mathml:
-        said = re.search(r'data-mjx-error="([^"]*)"', mathml)
-        raise ValueError(f"MathJax does not understand {tex!r}: {html.unescape(said[1]) if said else 'no reason given'}")
+        reason = re.search(r'data-mjx-error="([^"]*)"', mathml)
+        raise ValueError(f"MathJax does not understand {tex!r}: {html.unescape(reason[1]) if reason else 'no reason given'}")
     drawn = drawn.replace("<mjx-math ", '<mjx-math aria-hidden="true" ', 1)
     mathml = re.sub(r">\s+<", "><", mathml.strip())
     hidden = f'<mjx-assistive-mml unselectable="on" display="{"block" if display else "inline"}">{mathml}</mjx-assistive-mml>'
