@@ -25,6 +25,7 @@
     }
   }
 
+  const HOLD = 2500;  // ms
   const KINDS = { slider: ".ngx-row", equation: "div.math", code: "div.highlight" };
   const kindOf = (element) => Object.keys(KINDS).find((kind) => element.closest(KINDS[kind]));
   const places = (element) => [...document.querySelectorAll(element.dataset.means.split(" ").map((key) => `[data-means~="${CSS.escape(key)}"]`))]
@@ -42,10 +43,11 @@
 
   const tip = Object.assign(document.createElement("div"), { className: "ngs-tip", hidden: true, role: "note" });
   document.body.append(tip);
-  let lit = null, leaving = 0;
+  let lit = null, leaving = 0, held = 0;  // held: until then the place that was gone to stays highlighted
 
   function off() {
     clearTimeout(leaving);
+    if (performance.now() < held) return;
     document.querySelectorAll(".ngs-on").forEach((element) => element.classList.remove("ngs-on"));
     tip.hidden = true;
     lit = null;
@@ -55,8 +57,9 @@
     if (lit === element) return;
     const [key] = element.dataset.means.split(" "), all = places(element), own = kindOf(element);
     const others = Object.keys(KINDS).filter((kind) => kind !== own).map((kind) => [kind, nearest(all.filter((e) => kindOf(e) === kind), element)]);
-    off();
     if (!others.some(([, place]) => place)) return;
+    held = 0;
+    off();
     lit = element;
     all.forEach((place) => place.classList.add("ngs-on"));
     if (own === "slider") return;  // it is in use: nothing may cover it
@@ -77,6 +80,8 @@
     place.closest("details:not([open])")?.setAttribute("open", "");
     place.scrollIntoView({ block: "center", behavior: calm ? "instant" : "smooth" });
     tip.hidden = true;
+    held = performance.now() + HOLD;
+    setTimeout(off, HOLD + 50);
   }
   const soonOff = () => { clearTimeout(leaving); leaving = setTimeout(off, 300); };
 
