@@ -33,10 +33,12 @@ def curves(a, eps_gate, kind):
 params = {
     "a": Slider([0.1, 0.3, 0.5, 1.0, 2.0], default=0.5),
     "eps_gate": Slider((1e-12, 1e-4, 5), default=1e-8, log=True),
-    "kind": ["soft", "hard"],
+    "kind": Slider(["soft", "hard"], default="soft"),
 }
 Explorer(curves, params, gating.gate_curves_figure, readout="a = {a}, gate {middle:.3f}", alt="The gate")
 """
+RUN = """const done = arguments[0];
+    window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => done('ok'), (error) => done(String(error)))"""
 READOUT = "return document.querySelector('.jp-OutputArea .widget-html-content')?.textContent || ''"
 CURVE = """const y = document.querySelector('.jp-OutputArea .js-plotly-plot').data.find(t => t.name === 'GatedAdamW').y;
     return [...(y._inputArray || y)].map(Number)"""
@@ -69,7 +71,7 @@ def lab(tmp_path_factory):
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'book'}",
         **{f"JUPYTER_{kind}_DIR": str(folder / kind) for kind in ("CONFIG", "RUNTIME", "DATA")},
     }
-    flags = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    flags = ["--no-browser", "--allow-root", "--expose-app-in-browser", "--ip=127.0.0.1", f"--port={port}"]
     flags += ["--ServerApp.port_retries=0", "--IdentityProvider.token=", f"--ServerApp.root_dir={folder / 'work'}"]
     flags += ["--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     with (folder / "log").open("w") as log:
@@ -86,7 +88,10 @@ def lab(tmp_path_factory):
             yield f"http://127.0.0.1:{port}/lab/tree/live.ipynb?reset"
         finally:
             server.terminate()
-            server.wait(20)
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 def test_an_explorer_is_live_between_the_values_of_the_page(browser, lab):
@@ -94,17 +99,18 @@ def test_an_explorer_is_live_between_the_values_of_the_page(browser, lab):
 
     browser.desktop()
     browser.driver.get(lab)
-    browser.wait("return !!(document.querySelector('.jp-Notebook .jp-CodeCell'))", 90)
+    browser.wait("return !!(window.jupyterapp && document.querySelector('.jp-Notebook .jp-CodeCell'))", 90)
     browser.wait("return !!document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')", 60)
-    browser.find(".jp-CodeCell .cm-content")[0].click()
-    ActionChains(browser.driver).key_down(Keys.SHIFT).send_keys(Keys.ENTER).key_up(Keys.SHIFT).perform()
+    time.sleep(2)  # the session's kernel reports idle before the notebook listens to it
+    assert browser.driver.execute_async_script(RUN) == "ok"
     browser.wait("return document.querySelectorAll('.jp-OutputArea .noUi-handle').length === 2", 90)
     browser.wait("return !!document.querySelector('.jp-OutputArea .js-plotly-plot .main-svg')", 60)
     first = browser.wait(READOUT, 30)
     assert first.startswith("a = 0.5, gate")
 
     handles = browser.find(".jp-OutputArea .noUi-handle")
-    handles[0].send_keys(Keys.ARROW_RIGHT * 3)
+    browser.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'}); arguments[0].focus()", handles[0])
+    ActionChains(browser.driver).send_keys(Keys.ARROW_RIGHT * 3).perform()
     browser.wait(f"return ({{f() {{ {READOUT} }}}}).f() !== arguments[0]", 20, first)
     browser.wait("return document.querySelector('.widget-readout').textContent !== '0.500'", 10)
     time.sleep(1)  # the last of the three moves

@@ -74,7 +74,9 @@ def named(figure: go.Figure, tree: dict) -> Labels | None:
     if figure.layout.showlegend is False or any(t.type in ("scatter3d", "surface") for t in figure.data):
         return None
     listed = [t.name is not None and t.visible in (None, True) and t.showlegend is not False for t in figure.data]
-    chosen = tuple(i for i, t in enumerate(figure.data) if listed[i] and t.type == "scatter" and _is_line(t))
+    lines = [i for i, t in enumerate(figure.data) if listed[i] and t.type == "scatter" and _is_line(t)]
+    drawn = _curves(tree, tuple(lines))[0] if lines else {}
+    chosen = tuple(i for i in lines if len(drawn[i]))  # a line without points is only an entry of the legend
     if not chosen or len(chosen) > MOST or (sum(listed) == 1 and not figure.data[chosen[0]].showlegend):
         return None
     first = len(figure.layout.annotations)
