@@ -9,9 +9,10 @@ browser, site, address = test_browser.browser, test_browser.site, test_browser.a
 COMPLETE = {  # page -> symbols with all three: an equation, a slider, a line of code
     "01_hypersphere": {"α"}, "02_scaling": {"s_qk"}, "03_lgp": {"q"}, "04_log_decay": {"ρ", "r"},
     "05_gated_adamw": {"a", "ε_gate", "ε_num"}, "06_geometry": {"θ_max"}, "07_spikes_and_silence": {"R", "b", "τ_v", "λ_noise"},
-    "08_mamba_moe": {"A", "k", "s_mamba"}, "12_your_own_trainer": {"a", "ε_gate"},
+    "08_mamba_moe": {"A", "k", "s_mamba", "Δ"}, "12_your_own_trainer": {"a", "ε_gate"},
 }  # fmt: skip
 PLACES = {"equation": "div.math", "slider": ".ngx-row", "code": "div.highlight .ngs-line"}
+READY = "return document.readyState === 'complete' && !!document.querySelector('.ngs-tip')"
 LIT = """const on = [...document.querySelectorAll('.ngs-on')];
     return Object.fromEntries(Object.entries(arguments[0]).map(([kind, css]) =>
         [kind, on.filter(e => e.closest(css)).length]))"""
@@ -32,6 +33,7 @@ def first(browser, kind: str, key: str):
 def test_symbols_of_a_chapter_have_all_three_places(browser, site, name):
     browser.desktop()
     browser.driver.get((site / f"{name}.html").as_uri())
+    browser.wait(READY, 30)
     assert COMPLETE[name] <= set(browser.js(FOUND, PLACES)) and browser.errors() == []
 
 
@@ -39,6 +41,7 @@ def test_symbols_of_a_chapter_have_all_three_places(browser, site, name):
 def test_a_pointer_over_one_place_highlights_the_other_two(browser, site, address, way):
     browser.desktop()
     browser.driver.get(f"{address}/05_gated_adamw.html" if way == "http" else (site / "05_gated_adamw.html").as_uri())
+    browser.wait(READY, 30)
     for kind in PLACES:
         ActionChains(browser.driver).move_to_element(first(browser, kind, "ε_gate")).perform()
         lit = browser.js(LIT, PLACES)

@@ -27,6 +27,7 @@ GREEK = {
     "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "eps": "ε", "epsilon": "ε", "eta": "η", "theta": "θ", "kappa": "κ",
     "lambda": "λ", "xi": "ξ", "rho": "ρ", "sigma": "σ", "tau": "τ", "phi": "φ", "psi": "ψ",
 }  # fmt: skip
+SPELLED = {"θ_max": {"max_angle"}, "Δ": {"dt"}, "k": {"top_k"}}  # names that the notation has no row for
 _ROW = re.compile(r"^\| (?P<symbol>.+?) \| .+? \| (?P<names>[^|]+?) \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
 _SLIDER = re.compile(r'data-symbol="([^"]*)"')
 _SPEC = re.compile(r'<script type="application/json" class="ngx-spec">(.*?)</script>', re.DOTALL)
@@ -82,12 +83,13 @@ def collect(app: Sphinx, doctree: nodes.document, docname: str) -> None:
                 labels[label.replace("&lt;", "<").replace("&gt;", ">")] = key
     for node in doctree.findall(nodes.literal_block):
         if "source" in node:  # a literalinclude
-            words.update(re.findall(r"[A-Za-z_]\w*", node.astext()))
+            code = re.sub(r'""".*?"""|#[^\n]*', "", node.astext(), flags=re.DOTALL)
+            words.update(re.findall(r"[A-Za-z_]\w*", code))
     names: dict[str, set[str]] = {key: set() for key in labels.values()}
     for word in words:
         if key := key_of_name(word):
             names.setdefault(key, set()).add(word)
-    for key, known in notation().items():
+    for key, known in [*notation().items(), *SPELLED.items()]:
         if known & words:
             names.setdefault(key, set()).update(known & words)
     if names:
