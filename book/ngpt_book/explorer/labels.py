@@ -119,7 +119,8 @@ def _curves(tree: dict, wanted: tuple[int, ...]) -> tuple[dict[int, np.ndarray],
         if i not in wanted and not _is_obstacle(trace):
             continue
         axes[i] = plane.pair(trace)
-        points = np.stack([axis.at(v) for axis, v in zip(axes[i], plane.values(trace), strict=True)], 1)
+        x, y = (axis.at(v) for axis, v in zip(axes[i], plane.values(trace), strict=True))
+        points = np.stack([x[: len(y)], y[: len(x)]], 1)
         curves[i] = _spread(_stairs(points, (trace.get("line") or {}).get("shape")))
     return curves, axes
 
