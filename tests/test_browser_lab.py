@@ -39,8 +39,9 @@ Explorer(curves, params, gating.gate_curves_figure, readout="a = {a}, gate {midd
 """
 RUN = "window.jupyterapp.commands.execute('notebook:run-all-cells')"
 READOUT = "return document.querySelector('.jp-OutputArea .widget-html-content')?.textContent || ''"
-CURVE = """const y = document.querySelector('.jp-OutputArea .js-plotly-plot').data.find(t => t.name === 'GatedAdamW').y;
-    return [...(y._inputArray || y)].map(Number)"""
+CURVE = """const traces = [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => [...(plot.data || [])]);
+    const y = traces.find(trace => trace.name === 'GatedAdamW')?.y;
+    return y ? Array.from(y._inputArray || y, Number) : null"""
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_an_explorer_is_live_between_the_values_of_the_page(browser, lab):
     after = browser.js(READOUT)
     a = float(after.split("a = ")[1].split(",")[0])
     assert 0.5 < a < 0.7 and a not in (0.1, 0.3, 0.5, 1.0, 2.0)  # between two values of the page
-    got, step = browser.js(CURVE), float(browser.js("return 0.4 / 84"))
+    got, step = browser.wait(CURVE, 30), 0.4 / 84
     want = [gating.gate_curves(0.5 + k * step, 1e-8, 1e-14)["gate"].numpy() for k in range(1, 43)]
     assert min(float(abs(w - got).max()) for w in want) < 1e-6  # what the function returns there, not an interpolation
 
@@ -124,7 +125,7 @@ def test_an_explorer_is_live_between_the_values_of_the_page(browser, lab):
     hard.click()  # a choice is a button here too
     browser.wait(f"return ({{f() {{ {READOUT} }}}}).f() !== arguments[0]", 60, after)
     time.sleep(0.5)
-    assert abs(gating.gate_curves(1.0, 1e-8, 1e-14)["gate"].numpy() - browser.js(CURVE)).max() < 1e-6
+    assert abs(gating.gate_curves(1.0, 1e-8, 1e-14)["gate"].numpy() - browser.wait(CURVE, 30)).max() < 1e-6
     (reset,) = [button for button in browser.find(".jp-OutputArea button") if button.text == "Reset"]
     reset.click()
     browser.wait(f"return ({{f() {{ {READOUT} }}}}).f() === arguments[0]", 60, first)
