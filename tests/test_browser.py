@@ -490,6 +490,7 @@ def test_without_webgl_a_scene_is_drawn_as_its_camera_sees_it(browser, bench):
         data = browser.js(f"return {traces}.map(t => [t.type, t.mode, t.x, t.y])")
     finally:
         browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+        browser.open(address)  # with its canvases, for the tests that follow
     assert [kind[:2] for kind in data] == [["scatter", "lines"]] * 2
     want = bench.at(turns=3)
     traces = [{"type": "scatter3d", **dict(zip("xyz", want["p"].T))}, {"type": "surface", "z": want["m"].T}]

@@ -60,8 +60,8 @@ class Asked:
         return self.box.get_attribute("data-state"), self.box.get_attribute("data-verdict")
 
     @property
-    def said(self) -> str:
-        return self.browser.js("return arguments[0].querySelector('.ngq-said').textContent", self.box)
+    def verdict_text(self) -> str:
+        return self.browser.js("return arguments[0].querySelector('.ngq-verdict').textContent", self.box)
 
     def shows(self, css: str) -> bool:
         return any(e.is_displayed() for e in self.all(css))
@@ -107,20 +107,22 @@ def ask_wrong_and_right(browser, name: str) -> None:
     hidden = ".ngq-why" if question.spec["kind"] == "choice" else ".ngq-answer"
     assert question.state == ("open", None) and not question.shows(hidden), name
     question.click(".ngq-commit")  # nothing was answered
-    assert question.state[0] == "open" and re.search(r"first\.$", question.said), f"{name}: {question.said}"
+    assert question.state[0] == "open" and re.search(r"first\.$", question.verdict_text), f"{name}: {question.verdict_text}"
 
     question.answer(right=False)
     if question.spec["hints"]:  # an exercise hints before it tells
-        assert question.state[0] == "open" and "Not yet." in question.said and "Hint" in question.said, name
+        assert question.state[0] == "open" and "Not yet." in question.verdict_text and "Hint" in question.verdict_text, name
         assert not question.shows(hidden)
     else:
-        assert question.state == ("told", "wrong") and "Not so." in question.said and question.shows(hidden), name
-        assert len(question.said) > len("Not so. ") + 10
+        assert question.state == ("answered", "wrong") and "Not so." in question.verdict_text and question.shows(hidden), name
+        assert len(question.verdict_text) > len("Not so. ") + 10
         question.click(".ngq-again")
     assert question.state[0] == "open"
 
     question.answer(right=True)
-    assert question.state == ("told", "right") and question.said.startswith("Right."), f"{name}: {question.said}"
+    assert question.state == ("answered", "right") and question.verdict_text.startswith("Right."), (
+        f"{name}: {question.verdict_text}"
+    )
     assert question.shows(hidden) and not question.shows(".ngq-commit, .ngq-show")
     kept = json.loads(browser.js(f"return localStorage.getItem('ngq.{name}')"))
     assert kept["verdict"] == "right" and kept["answer"]
@@ -186,10 +188,10 @@ def test_every_question_answers_back_on_a_phone_from_the_disk(phone):
         ask_wrong_and_right(phone, name)
     wide = "return [...document.querySelectorAll('.ngq, .ngq *')].filter(e => e.getBoundingClientRect().right > 390.5).length"
     assert phone.js("return document.documentElement.scrollWidth") <= 390 and phone.js(wide) == 0
-    phone.driver.refresh()  # what the reader said is still there
-    assert phone.js("return document.querySelectorAll('.ngq[data-state=told][data-verdict=right]').length") == len(EVERY)
+    phone.driver.refresh()  # the answers are still there
+    assert phone.js("return document.querySelectorAll('.ngq[data-state=answered][data-verdict=right]').length") == len(EVERY)
     for name in EVERY:
-        assert Asked(phone, name).said == ""  # and nothing is announced again
+        assert Asked(phone, name).verdict_text == ""  # and nothing is announced again
     assert phone.errors() == []
 
 
@@ -232,7 +234,7 @@ def test_a_finger_scrolls_over_a_plot_until_it_is_tapped_and_then_draws(phone):
         swipe([(i / n, v) for i, v in enumerate(question.spec["truth"])])
         assert len(phone.js(path, question.box)) > 300
         question.click(".ngq-commit")
-        assert question.state == ("told", "right")
+        assert question.state == ("answered", "right")
     finally:
         phone.cdp("Emulation.setTouchEmulationEnabled", enabled=False)
 
@@ -243,14 +245,14 @@ def test_it_can_be_shown_anyway_and_hints_come_one_at_a_time(phone):
         hints = question.spec["hints"]
         for k, words in enumerate(hints):
             question.click(".ngq-hint")
-            assert question.said.endswith(re.sub("<.*?>", "", words)) and (
-                len(hints) == 1 or f"{k + 1} of {len(hints)}" in question.said
+            assert question.verdict_text.endswith(re.sub("<.*?>", "", words)) and (
+                len(hints) == 1 or f"{k + 1} of {len(hints)}" in question.verdict_text
             )
         if hints:
             question.click(".ngq-hint")
-            assert "no more hints" in question.said and question.state[0] == "open"
+            assert "no more hints" in question.verdict_text and question.state[0] == "open"
         question.click(".ngq-show")
-        assert question.state == ("told", "shown") and question.shows(".ngq-why, .ngq-answer")
+        assert question.state == ("answered", "shown") and question.shows(".ngq-why, .ngq-answer")
         if question.spec["kind"] == "choice":
             assert all(why.is_displayed() for why in question.all(".ngq-why"))
         if question.spec["kind"] == "curve":
@@ -261,7 +263,9 @@ def test_by_keys_alone_with_names_for_those_who_listen(phone):
     for name in EVERY:
         question = Asked(phone, name)
         kind = question.spec["kind"]
-        assert question.all("fieldset")[0].accessible_name.strip() and question.all(".ngq-said[aria-live=polite][role=status]")
+        assert question.all("fieldset")[0].accessible_name.strip() and question.all(
+            ".ngq-verdict[aria-live=polite][role=status]"
+        )
         if kind == "curve":
             question.click(".ngq-handles summary")
             for k, handle in enumerate(question.all(".ngq-handles input")):
@@ -279,8 +283,8 @@ def test_by_keys_alone_with_names_for_those_who_listen(phone):
         if kind in ("curve", "choice"):
             ActionChains(phone.driver).send_keys(Keys.TAB).perform()
             question.all(".ngq-commit")[0].send_keys(Keys.ENTER)
-        assert question.said, name  # something was judged
-        assert question.state[0] == "told" or question.spec["hints"]
+        assert question.verdict_text, name  # something was judged
+        assert question.state[0] == "answered" or question.spec["hints"]
 
 
 def test_on_paper_and_without_scripts_the_answers_are_there(phone, whole):
@@ -359,9 +363,9 @@ def test_the_page_computes_a_formula_as_its_twin_in_python_does(phone):
         ("1+" * 150 + "1", "at most 200"),
     ],
 )
-def test_what_is_not_understood_is_said(phone, text, words):
-    said = phone.js("try { window.ngq.formula(arguments[0], ['x']); return '' } catch (e) { return e.message }", text)
-    assert words in said
+def test_what_is_not_understood_is_explained(phone, text, words):
+    message = phone.js("try { window.ngq.formula(arguments[0], ['x']); return '' } catch (e) { return e.message }", text)
+    assert words in message
 
 
 @pytest.mark.parametrize(
@@ -378,4 +382,4 @@ def test_what_a_reader_types_is_never_html(phone):
     question = Asked(phone, name)
     question.all(".ngq-line input")[0].send_keys("<img src=x onerror=window.hacked=1>")
     question.click(".ngq-commit")
-    assert "does not belong" in question.said and not question.all("img") and phone.js("return window.hacked") is None
+    assert "does not belong" in question.verdict_text and not question.all("img") and phone.js("return window.hacked") is None

@@ -14,7 +14,7 @@ COLORS = {
     "teal": "#1ea3a3",
     "magenta": "#b12fae",
     "gold": "#bd8b0a",
-    "grey": "#7f8794",  # reference lines, spheres, fixed objects; it need not be distinguishable from the others
+    "grey": "#63666c",  # reference lines, spheres, fixed objects
 }
 SEQUENTIAL = "Viridis"
 DIVERGING = [[0.0, COLORS["blue"]], [0.5, "#d9dbe0"], [1.0, COLORS["red"]]]

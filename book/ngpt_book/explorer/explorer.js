@@ -49,6 +49,7 @@ async function start(element) {
     queued = false;
     for (const bind of spec.bind) put(figure, bind.path, leaf(bind, read[bind.key](position)));
     for (const [path, parts] of spec.texts || []) put(figure, path, filled(parts));
+    for (const note of figure.layout.annotations || []) if (note.name === "label") note.visible = Number.isFinite(note.x);
     const ink = inkOf(element);
     if (paint !== ink + width) {
       paint = ink + width;
@@ -57,7 +58,7 @@ async function start(element) {
     }
     const whole = { data: [...figure.data, ...past], layout: figure.layout };
     shown = solidly ? whole : flattened(whole);
-    (spec.readout || []).forEach((parts, i) => { all(".ngx-told")[i].innerHTML = filled(parts, escaped); });
+    (spec.readout || []).forEach((parts, i) => { all(".ngx-reading")[i].innerHTML = filled(parts, escaped); });
     return Plotly.react(plot, shown.data, shown.layout, { displayModeBar: false, displaylogo: false });
   }
   const soon = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };
@@ -90,7 +91,7 @@ async function start(element) {
     else moved.set(names[k], sliders[k].values[index]);
     soon();
   }
-  function follow() {  // the address says where the sliders stand
+  function follow() {  // move the sliders to where the address has them
     const wanted = address();
     sliders.forEach((s, k) => {
       const index = wanted.has(names[k]) ? s.values.indexOf(wanted.get(names[k])) : s.default;
@@ -137,9 +138,9 @@ async function start(element) {
     const words = "This browser has no WebGL: the scene cannot be turned.";
     $(".ngx-box").after(Object.assign(document.createElement("p"), { className: "ngx-caption", textContent: words }));
   }
-  width = plot.clientWidth || 640;  // not shown yet, in a closed box: it will be told when it opens
+  width = plot.clientWidth || 640;  // not shown yet, in a closed box: its size is known when it opens
   const wanted = sliders.length && shared && follow();
-  if (sliders.length && shared) {  // a link to a section of the page says nothing about the sliders
+  if (sliders.length && shared) {  // a link to a section of the page leaves the sliders where they are
     window.addEventListener("hashchange", () => { if (!location.hash || address().size) follow(); });
   }
   repaint.add(() => { if (paint !== inkOf(element) + width) soon(); });

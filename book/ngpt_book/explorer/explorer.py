@@ -5,7 +5,7 @@
 One object, two modes. A page (the published book, Colab, VS Code) has no Python: the function was evaluated at every
 combination of the sliders' values, the results are stored inside the page (``grid.py``), and a few lines of JavaScript
 (``explorer.js``) draw the chosen cell. In JupyterLab, with a kernel, the same object is live (``widget.py``): every change
-calls the function.
+calls the function, between the page's values too.
 
     fn       a pure function of the parameters that returns arrays: fn(alpha=0.1) -> {"t": [n], "path": [n, 3], "gap": 0.2}
     params   name of the parameter -> Slider (``slider.py``)
@@ -13,6 +13,7 @@ calls the function.
     cell     one combination of the sliders' values
 """
 
+import copy
 import hashlib
 import html
 import itertools
@@ -25,7 +26,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ..theme import styled
-from . import binding, page, widget
+from . import binding, labels, page, widget
 from .grid import Packed, pack
 from .slider import Slider
 from .svg import to_svg
@@ -90,7 +91,7 @@ class Explorer:
         else:
             self._frame = figure
             self._bindings = binding.from_dict(bind or {k if "." in k else f"0.{k}": k for k in first}, figure, first)
-        self._tree = binding.tree_of(self._frame)
+        self._label()
         names = {*first, *self.params}
         self._texts = binding.templates(self._tree, names)
         texts = [readout] if isinstance(readout, str) else readout
@@ -112,6 +113,11 @@ class Explorer:
     def sizes(self) -> tuple[int, ...]:
         """The number of values of each slider."""
         return tuple(len(p.values) for p in self.params.values())
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each of the function's arrays, the same everywhere."""
+        return {key: a.shape for key, a in self._first.items()}
 
     @property
     def cells(self) -> int:
@@ -143,13 +149,47 @@ class Explorer:
     def grid(self) -> dict[str, np.ndarray]:
         """Every array in the figure or a text, over the whole grid: [n_1, ..., n_k, *shape], exactly as the page decodes it."""
         k = len(self.sizes)
-        return {key: np.broadcast_to(p.decode(), self.sizes + p.codes.shape[k:]) for key, p in self._packed.items()}
+        found = {key: p for key, p in self._packed.items() if key in self._first}
+        return {key: np.broadcast_to(p.decode(), self.sizes + p.codes.shape[k:]) for key, p in found.items()}
 
     def at(self, **values) -> dict[str, np.ndarray]:
         """The decoded arrays of one cell; sliders not named have their defaults."""
         chosen = self._chosen(values)
         index = tuple(p.values.index(chosen[key]) for key, p in self.params.items())
         return {key: array[index] for key, array in self.grid().items()}
+
+    def _label(self) -> None:
+        """Give the lines their names, beside them instead of in the legend; the grid stores where each name stands."""
+        self._plain = self._tree = binding.tree_of(self._frame)  # without the names: what the figure's function draws
+        frame, shown = go.Figure(self._frame), self._with(self._first)
+        self._labels = labels.named(frame, shown)
+        self._moved: list[binding.Binding] = []
+        self._known: dict[bytes, np.ndarray] = {}  # what a cell draws -> places
+        if self._labels is None:
+            return
+        self._frame, self._tree = frame, binding.tree_of(frame)
+        self._like = self._labels.shares(shown, self._labels.places(shown)[0])
+        for number in self._labels.annotations:
+            for letter in "xy":
+                path = ("layout", "annotations", number, letter)
+                self._moved.append(binding.Binding(path, f"label {number} {letter}", 0, (), ()))
+
+    def _with(self, arrays: binding.Arrays) -> dict:
+        """The figure as a tree, with these arrays in it."""
+        tree = copy.deepcopy(self._plain)
+        for b in self._bindings:
+            binding.put(tree, b.path, b.take(arrays))
+        return tree
+
+    def _places(self, arrays: binding.Arrays) -> dict[str, float]:
+        """Where the names of the lines stand when the figure shows these arrays."""
+        if self._labels is None:
+            return {}
+        tree = self._with(arrays)
+        if (state := self._labels.depend_on(tree)) not in self._known:
+            self._known[state] = self._labels.places(tree, self._like)[0]
+        places = self._known[state]
+        return {b.key: float(place) for b, place in zip(self._moved, places.reshape(-1), strict=True)}
 
     def _names_in_texts(self) -> set[str]:
         """The names that occur in texts."""
@@ -174,6 +214,7 @@ class Explorer:
     def _pack(self) -> dict[str, Packed]:
         used = {b.key for b in self._bindings} | self._names_in_texts()
         grids = {key: np.empty((*self.sizes, *a.shape)) for key, a in self._first.items() if key in used}
+        places: dict[str, np.ndarray] = {}
         checked = self._samples()
         for index in itertools.product(*map(range, self.sizes)):
             values = {key: p.values[i] for (key, p), i in zip(self.params.items(), index)}
@@ -188,7 +229,10 @@ class Explorer:
             for key, grid in grids.items():
                 grid[index] = arrays[key]
             if self._draw is not None and index in checked:
-                binding.check(self._draw, arrays, self._bindings, self._tree)
+                binding.check(self._draw, arrays, self._bindings, self._plain)
+            for key, place in self._places(arrays).items():
+                places.setdefault(key, np.empty(self.sizes))[index] = place
+        grids |= places
         log = {b.key for b in self._bindings if binding.on_log_axis(b.path, self._tree)}
         packed = {key: pack(grid, len(self.sizes), key in log) for key, grid in grids.items()}
         for axis, name in enumerate(self.params):
@@ -207,14 +251,17 @@ class Explorer:
 
     def text_values(self, values: Mapping, arrays: binding.Arrays) -> dict[str, float | str]:
         """The values that a text can name: the function's single numbers, and the sliders' values as shown."""
-        shown = {key: p.texts[p.values.index(values[key])] for key, p in self.params.items()}
+        shown = {key: p.text(values[key]) for key, p in self.params.items()}
         return {**{key: float(a.reshape(-1)[0]) for key, a in arrays.items() if a.size == 1}, **shown}
 
     def fill(self, figure: go.Figure, values: Mapping, arrays: binding.Arrays) -> None:
         """Put a cell's numbers and texts into the figure."""
-        for b in self._bindings:
+        arrays = {**arrays, **{key: np.float64(place) for key, place in self._places(arrays).items()}}
+        for b in [*self._bindings, *self._moved]:
             leaf = b.take(arrays)
             binding.put(figure, b.path, leaf if leaf.ndim else float(leaf))
+        for b in self._moved:
+            figure.layout.annotations[b.path[2]].visible = bool(np.isfinite(arrays[b.key]))
         named = self.text_values(values, arrays)
         for path, parts in self._texts:
             binding.put(figure, path, binding.fill(parts, named))
@@ -237,9 +284,10 @@ class Explorer:
     def to_html(self) -> str:
         """The Explorer as HTML with everything except plotly.js. The id differs every time."""
         ident = page.unique_id(self._digest)
-        spec = page.figure_spec(self._tree, [b.path for b in self._bindings])
+        bindings = [*self._bindings, *self._moved]
+        spec = page.figure_spec(self._tree, [b.path for b in bindings])
         spec["arrays"] |= {key: p.spec() for key, p in self._packed.items()}
-        spec["bind"] += [b.spec() for b in self._bindings]
+        spec["bind"] += [b.spec() for b in bindings]
         spec |= {"key": self.name, "texts": self._texts, "readout": self.readout}
         spec["sliders"] = [
             {"name": key, "default": p.index, "texts": p.texts, "values": [str(v) for v in p.values]}

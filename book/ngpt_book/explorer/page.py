@@ -23,15 +23,14 @@ from plotly.offline import get_plotlyjs_version
 
 from .. import lazy
 from ..theme import TEMPLATE, styled
-from . import binding
+from . import binding, labels
 from .grid import pack
-from .slider import Slider
+from .slider import MOST_CHOICES, Slider
 from .svg import to_svg
 
 HERE = Path(__file__).parent
 SHORT = 24  # a still array up to this length is written out, a longer one is packed
 SOURCES = ("grid.js", "text.js", "paint.js", "scene.js", "ghost.js", "save.js", "touch.js", "explorer.js")
-MOST_CHOICES = 8  # drawn as buttons
 NARROW = 340  # the height on a phone of a figure that does not choose its own: paint.js
 SOLIDS = {"scatter3d", "surface"}
 
@@ -126,7 +125,7 @@ def panel(ident: str, params: Mapping[str, Slider], readout: Sequence[str]) -> s
             f'data-symbol="{html.escape(symbol)}" aria-valuetext="{shown}" autocomplete="off">'
             f'<output for="{tied}"{hidden}>{shown}</output></div>'
         )
-    texts = "".join(f'<span class="ngx-told">{text}</span>' for text in readout)
+    texts = "".join(f'<span class="ngx-reading">{text}</span>' for text in readout)
     return (
         f'<div class="ngx-panel" inert>{"".join(rows)}<div class="ngx-foot">'
         f'<div class="ngx-readout" role="status">{texts}</div>'
@@ -172,6 +171,10 @@ class Picture:
 
     def __init__(self, figure: go.Figure, alt: str):
         self.figure, self.alt = styled(figure), alt
+        tree = binding.tree_of(self.figure)
+        if placed := labels.named(self.figure, tree):
+            for number, (x, y) in zip(placed.annotations, placed.places(tree)[0], strict=True):
+                self.figure.layout.annotations[number].update(x=x, y=y)
 
     def to_html(self) -> str:
         ident = unique_id(hashlib.sha1(self.alt.encode()).hexdigest()[:8])

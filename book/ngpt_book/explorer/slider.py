@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MOST_CHOICES = 8  # drawn as buttons
+
 
 @dataclass(frozen=True)
 class Slider:
@@ -69,8 +71,14 @@ class Slider:
     @property
     def texts(self) -> tuple[str, ...]:
         """The values as displayed, including the unit."""
+        return tuple(self.text(v) for v in self.values)
+
+    def text(self, value: float | int | str) -> str:
+        """A value as displayed, also one between two of ``values`` (with a kernel, sliders are continuous)."""
+        if isinstance(value, str):
+            return value
         form = self.format or self._format()
-        return tuple(v if isinstance(v, str) else format(v, form) + self.unit for v in self.values)
+        return format(value, ".3g" if form.endswith("d") and not isinstance(value, int) else form) + self.unit
 
     def _format(self) -> str:
         numbers = [v for v in self.values if not isinstance(v, str)]

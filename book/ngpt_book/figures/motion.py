@@ -166,7 +166,7 @@ def growth() -> Animation:
     step, s_z = np.array(r["step"]), np.array(r["seen"])
     frames = np.flatnonzero((step == 1) | (step % 10 == 0))
     grid = np.geomspace(FIT_START, 1000, 12)
-    fits, said, ahead = [], [], []
+    fits, sentences, ahead = [], [], []
     for i in frames:
         t, y = step[: i + 1], s_z[: i + 1]
         words = f"The mean of s_z is {y[-1]:.1f}."
@@ -176,8 +176,8 @@ def growth() -> Animation:
             a, b, _ = lgp.log_fit(t, y, FIT_START)
             fits.append(list(zip(grid, a + b * np.log(grid))))
             ahead.append((t[-1], a + b * np.log(1000)))
-            words += f" The fit so far is {a:.1f} + {b:.1f} ln t: for step 1,000 it says {ahead[-1][1]:.1f}."
-        said.append(words)
+            words += f" The fit so far is {a:.1f} + {b:.1f} ln t: for step 1,000 it predicts {ahead[-1][1]:.1f}."
+        sentences.append(words)
     lines, forecast = np.array(fits), np.array(ahead)
     before = len(frames) - len(forecast)
     top = 12.0
@@ -190,9 +190,9 @@ def growth() -> Animation:
         ],
         share=1.2,
     )  # fmt: skip
-    says = Panel(
+    predictions = Panel(
         Axis(200, 1000, "step at which the fit is made", (200, 400, 600, 800, 1000)),
-        Axis(0, top, "what the fit says for step 1,000", (0, 3, 6, 9, 12)),
+        Axis(0, top, "what the fit predicts for step 1,000", (0, 3, 6, 9, 12)),
         [
             Shape([200, 1000], [s_z[-1], s_z[-1]], COLORS["blue"], width=1.5, dash="2 4"),
             Words(990, s_z[-1] - 1.1, [["what it became"]], COLORS["blue"], anchor="end"),
@@ -201,7 +201,8 @@ def growth() -> Animation:
         heights=(250, 150),
     )  # fmt: skip
     return Animation(
-        "ngpt-s_z", "s_z grows, and a logarithm is fitted", _labels(step[frames].astype(int), 1000), [curve, says], said,
+        "ngpt-s_z", "s_z grows, and a logarithm is fitted", _labels(step[frames].astype(int), 1000), [curve, predictions],
+        sentences,
         "The mean of s_z on a logarithmic axis of steps, with the logarithm fitted to what has been seen; beside it, the value "
         "that each fit predicts for the last step.",
         "Dense nGPT, 0.18M parameters, bytes that occur, Python source, seed 0", 10,

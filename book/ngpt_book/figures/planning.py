@@ -66,7 +66,7 @@ def by_hand(name: str, expert_parallel: int, how: str, micro_batch: int) -> dict
 
 
 def by_hand_figure(v: dict) -> go.Figure:
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.2)
     for part in PARTS:
         figure.add_bar(x=TICKS, y=v[part], name=part, marker_color=COLORS[PART_COLORS[part]], legend="legend", row=1, col=1)
     for look in ROOM:
@@ -78,8 +78,8 @@ def by_hand_figure(v: dict) -> go.Figure:
     figure.update_xaxes(title="GPUs", row=2, col=1)
     figure.update_yaxes(title="GiB per rank", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title="seconds per step", rangemode="tozero", row=2, col=1)
-    places = {"legend": {"y": 1.0, "yanchor": "top"}, "legend2": {"y": 0.46, "yanchor": "top"}}
-    return figure.update_layout(barmode="stack", height=640, **places)
+    between = {"orientation": "h", "x": 0, "y": 0.41, "yanchor": "bottom"}  # as the first one, above its plot
+    return figure.update_layout(barmode="stack", height=640, legend2=between)
 
 
 # ---- a simulated step --------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ def family(rho: float) -> dict[str, Callable]:
 
 
 def _line(name: str, width: float = 2.0, dash: str = "solid") -> dict:
+    dash = {"cosine": "dash", "linear": "dashdot"}.get(name, dash)  # red beside gold, teal beside blue: the colors are not all
     return {"color": COLORS[NAMES[name]], "width": 3 if name == "log" else width, "dash": dash}
 
 

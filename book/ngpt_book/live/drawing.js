@@ -34,8 +34,8 @@ function drawMap(s, pattern, target, selected) {
     ${legs.join("")}<g class="ngl-dots">${dots.join("")}</g>
     ${badge(cx, cy, glyph(s.next[target].byte), "ngl-target")}
     ${badge(sx, sy, glyph(s.bytes[s.bytes.length - 1]), "ngl-start")}<circle class="ngl-end" cx="${ex.toFixed(1)}" cy="${ey.toFixed(1)}" r="5.5"/>
-    <text class="ngl-say" x="${(sx + out * 16).toFixed(1)}" y="${(sy + 4).toFixed(1)}" text-anchor="${out < 0 ? "end" : "start"}">start</text>
-    <text class="ngl-say" x="${beyond[0].toFixed(1)}" y="${(beyond[1] + 4).toFixed(1)}" text-anchor="middle">h</text></svg>`;
+    <text class="ngl-word" x="${(sx + out * 16).toFixed(1)}" y="${(sy + 4).toFixed(1)}" text-anchor="${out < 0 ? "end" : "start"}">start</text>
+    <text class="ngl-word" x="${beyond[0].toFixed(1)}" y="${(beyond[1] + 4).toFixed(1)}" text-anchor="middle">h</text></svg>`;
 }
 const badge = (x, y, text, cls) => `<g class="${cls}"><circle cx="${x.toFixed(1)}" cy="${y.toFixed(1)}" r="12"/>` +
   `<text x="${x.toFixed(1)}" y="${(y + 4.5).toFixed(1)}" text-anchor="middle">${escape(text)}</text></g>`;

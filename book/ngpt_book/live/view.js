@@ -56,7 +56,7 @@ function start(element) {
   textarea.value = decoder.decode(Uint8Array.from(data.examples.ngpt.bytes));
 
   // -- loading and reading -----------------------------------------------------------------------------------------
-  function say(words, share = null) {
+  function report(words, share = null) {
     $(".ngl-status span").textContent = words;
     $(".ngl-status progress").hidden = share === null;
     if (share !== null) $(".ngl-status progress").value = share;
@@ -69,7 +69,7 @@ function start(element) {
     while (r.bytes.length < bytes.length) {
       const until = performance.now() + SLICE;
       while (r.bytes.length < bytes.length && performance.now() < until) read(r, bytes[r.bytes.length]);
-      if (performance.now() - began > 250) say("reading", r.bytes.length / bytes.length);
+      if (performance.now() - began > 250) report("reading", r.bytes.length / bytes.length);
       if (r.bytes.length < bytes.length) await pause();
       if (mine !== turn) return null;
     }
@@ -80,17 +80,17 @@ function start(element) {
     const mine = ++turn, { which } = state;
     stop();
     if (!models[which]) {
-      say(`loading the weights of ${NAMES[which]}`, progress(which));
+      report(`loading the weights of ${NAMES[which]}`, progress(which));
       try {
-        await ready(which, (share) => { if (state.which === which) say(`loading the weights of ${NAMES[which]}`, share); });
+        await ready(which, (share) => { if (state.which === which) report(`loading the weights of ${NAMES[which]}`, share); });
       } catch (error) {
-        say(error.message);
+        report(error.message);
         return;
       }
       if (mine !== turn) return;
     }
     const bytes = [...encoder.encode(textarea.value)], knobs = state.knobs[which], key = JSON.stringify(knobs);
-    if (!bytes.length) { say("Type at least one byte."); return; }
+    if (!bytes.length) { report("Type at least one byte."); return; }
     const longer = current && current.which === which && current.key === key && current.bytes.every((b, i) => b === bytes[i]);
     const r = await readAll(longer ? current : Object.assign(reading(which, structuredClone(knobs)), { key }), bytes, mine);
     if (!r) return;
@@ -102,7 +102,7 @@ function start(element) {
       plain = { which, text: textarea.value, loss: mean(surprises(trained)) };
     }
     if (state.at !== null && state.at >= bytes.length - 1) state.at = null;
-    say(`${NAMES[which]} is running in this page`);
+    report(`${NAMES[which]} is running in this page`);
     draw(sight(r, state.at ?? bytes.length - 1), { surprise: surprises(r), bytes: r.bytes });
     element.dataset.ready = which;
   }
@@ -202,7 +202,7 @@ function start(element) {
     }
     if (mine !== turn) return;
     stop();
-    if (r.bytes.length >= LONGEST) say(`The view reads at most ${LONGEST} bytes.`);
+    if (r.bytes.length >= LONGEST) report(`The view reads at most ${LONGEST} bytes.`);
     if (encoder.encode(textarea.value).length !== r.bytes.length) update();  // the last character was cut
   }
 
@@ -266,7 +266,7 @@ function start(element) {
   }
 
   draw(data.examples.ngpt);
-  say("A stored example. Type, or press anything: the weights (2 MB) load then.");
+  report("A stored example. Type, or press anything: the weights (2 MB) load then.");
 }
 
 // ---- the page ----------------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ class Animation:
             f'<div class="ngm" role="group" aria-label="Animation: {html.escape(self.title)}">'
             f'<div class="ngm-picture">{stills}</div><div class="ngm-controls"></div>'
             f'<p class="ngm-words">{html.escape(self.words[-1])}</p>'
+            f'<p class="ngm-caption"><span class="ngpt-number"></span> {html.escape(self.alt)}</p>'
             f'<script type="application/json" class="ngm-data">{text}</script></div>'
         )
         bundle = f'<style class="ngm-bundle">{style()}</style><script class="ngm-bundle">{script()}</script>'

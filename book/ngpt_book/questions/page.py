@@ -1,7 +1,7 @@
 """How does a question get onto a page that has no Python?
 
 As a form of native controls with everything in it, the answer too: without JavaScript, and on paper, all of it is shown. The
-script hides the answer on a screen, judges, and keeps what the reader said in the browser (localStorage) and nowhere else. In
+script hides the answer on a screen, judges, and keeps the answers in the browser (localStorage) and nowhere else. In
 the book the Sphinx extension serves one script and one style sheet; elsewhere (JupyterLab, Colab) each output brings them.
 """
 
@@ -111,7 +111,7 @@ def to_html(question: Question, bring: bool = True) -> str:
         + ('<button type="button" class="ngq-hint">A hint</button>' if question.hints else "")
         + '<button type="button" class="ngq-show">Show it anyway</button>'
         "</p></form>"
-        '<div class="ngq-said" role="status" aria-live="polite"></div>'
+        '<div class="ngq-verdict" role="status" aria-live="polite"></div>'
         f'<div class="ngq-answer">{_answer(question)}</div>'
         '<p class="ngq-buttons ngq-after" hidden><button type="button" class="ngq-again">Start over</button></p>'
         f'<script type="application/json" class="ngq-data">{encoded(spec)}</script></div>'

@@ -174,13 +174,13 @@ const KINDS = { choice, number, expression, curve };
 // -- one question ----------------------------------------------------------------------------------------------------
 function start(element) {
   const spec = JSON.parse(element.querySelector(".ngq-data").textContent);
-  const [form, fieldset, said] = ["form", "fieldset", ".ngq-said"].map((css) => element.querySelector(css));
+  const [form, fieldset, verdict] = ["form", "fieldset", ".ngq-verdict"].map((css) => element.querySelector(css));
   const button = (kind) => element.querySelector(`.ngq-${kind}`);
   fieldset.disabled = false;
   const part = KINDS[spec.kind](element, spec), exercise = spec.hints.length > 0;
   let state = { hints: 0, ...store.read(spec.name) };
 
-  const say = (words) => { said.innerHTML = words; };
+  const write = (words) => { verdict.innerHTML = words; };
   const plain = (text) => text.replace(/[&<>]/g, (c) => `&#${c.charCodeAt(0)};`);
   const keep = () => store.write(spec.name, state);
   function hint() {
@@ -189,8 +189,8 @@ function start(element) {
     state.hints += 1;
     return `<p><b>Hint${spec.hints.length > 1 ? ` ${state.hints} of ${spec.hints.length}` : ""}:</b> ${words}</p>`;
   }
-  function tell() {  // the answer is shown from now on
-    element.dataset.state = "told";
+  function reveal() {  // the answer is shown from now on
+    element.dataset.state = "answered";
     element.dataset.verdict = state.verdict;
     fieldset.disabled = true;
     if (state.answer !== undefined) part.reveal?.(state.answer);
@@ -203,32 +203,32 @@ function start(element) {
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (element.dataset.state === "told") return;
+    if (element.dataset.state === "answered") return;
     let answer;
     try { answer = part.read(); } catch (error) {
       if (!error.friendly) throw error;
-      return say(`<p>${plain(error.message)}</p>`);
+      return write(`<p>${plain(error.message)}</p>`);
     }
     const { right, why } = part.judge(answer);
     state = { ...state, answer };
     if (right || !exercise) {
       state.verdict = right ? "right" : "wrong";
-      tell();
-      say(`<p><b>${right ? "Right." : "Not so."}</b> ${why}</p>`);
+      reveal();
+      write(`<p><b>${right ? "Right." : "Not so."}</b> ${why}</p>`);
     } else {
-      say(`<p><b>Not yet.</b> ${why}</p>${hint()}`);
+      write(`<p><b>Not yet.</b> ${why}</p>${hint()}`);
     }
     keep();
   });
   button("hint")?.addEventListener("click", () => {
-    say(hint() || "<p>There are no more hints. Try once more, or let it be shown.</p>");
+    write(hint() || "<p>There are no more hints. Try once more, or let it be shown.</p>");
     keep();
   });
   button("show").addEventListener("click", () => {
     state = { ...state, verdict: "shown" };
     delete state.answer;
-    tell();
-    say(`<p>Here it is.</p>`);
+    reveal();
+    write(`<p>Here it is.</p>`);
     keep();
   });
   button("again").addEventListener("click", () => {
@@ -236,13 +236,13 @@ function start(element) {
     state = { hints: 0 };
     part.clear();
     opened();
-    say("");
+    write("");
     element.querySelector("input:not([type=range]), .ngq-commit").focus();
   });
 
   if (state.answer !== undefined) part.put(state.answer);
   element.querySelectorAll(".ngq-buttons").forEach((row) => { row.hidden = false; });
-  if (state.verdict) tell(); else opened();
+  if (state.verdict) reveal(); else opened();
 }
 
 function scan() { document.querySelectorAll(".ngq:not([data-state])").forEach(start); }

@@ -16,8 +16,8 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
 7. finds the repository's address (``address.py``) and builds the Colab buttons from it;
 8. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
 9. loads ``api.py``, which builds the reference from the docstrings, ``architecture.py``, which names places in the source,
-   ``social.py``, which says what a page shows where its address is shared, and ``meanings.py``, which explains the symbols of
-   the front page and draws the map of the book.
+   ``social.py``, which writes what a page shows where its address is shared, ``meanings.py``, which explains the symbols of the
+   front page and draws the map of the book, and ``symbols.py``, which connects the symbols of equations, sliders and listings.
 """
 
 import hashlib
@@ -226,6 +226,7 @@ def setup(app: Sphinx) -> dict:
     app.setup_extension("ngpt_book.sphinx.architecture")
     app.setup_extension("ngpt_book.sphinx.social")
     app.setup_extension("ngpt_book.sphinx.meanings")
+    app.setup_extension("ngpt_book.sphinx.symbols")
     app.add_config_value("ngpt_repository", "", "html")
     app.add_config_value("ngpt_files", {}, "")
     mathematics.install(app)

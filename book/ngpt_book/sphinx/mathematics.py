@@ -2,7 +2,8 @@
 
 At build time: MathJax, from the package sphinx-mathjax-offline, runs inside V8, from the package mini-racer. A formula becomes
 MathJax's own HTML, with MathML beside it for screen readers, and every page shares one style sheet and MathJax's fonts. Nothing
-has to run on the page, and nothing moves after it was shown.
+has to run on the page, and nothing moves after it was shown. Symbols with a place in a listing or at a slider are marked
+(``symbols.py``).
 
 ``install`` makes this the renderer of all formulas in the text. Outputs of notebooks may contain formulas too:
 ``<span class="math">\\(\\alpha\\)</span>`` in their HTML is rendered in the same way (``in_outputs``).
@@ -36,12 +37,57 @@ const output = new J.output.chtml_ts.CHTML({ font, adaptiveCSS: false });
 const input = new J.input.tex_ts.TeX({ packages: ["base", "ams", "newcommand", "boldsymbol", "html"] });
 const page = J.mathjax.mathjax.document("", { InputJax: input, OutputJax: output });
 const visitor = new J.core.MmlTree.SerializedMmlVisitor.SerializedMmlVisitor();
-function render(tex, display) {
+// The key of a symbol (symbols.py), or null: "ε_gate", "m^"; a time index does not count.
+const SPELLED = { "ϵ": "ε", "ϕ": "φ", "ϑ": "θ", "ˆ": "^", "∧": "^", "−": "-" };
+const ROWS = ["TeXAtom", "mrow", "inferredMrow", "mstyle", "math"];
+function keyOf(node) {
+  if (!node) return null;
+  const parts = node.childNodes || [];
+  if (node.kind === "text") return node.getText();
+  if (["mi", "mo", "mn", "mtext"].includes(node.kind)) return parts.map(keyOf).join("").replace(/./gu, (c) => SPELLED[c] || c);
+  if (ROWS.includes(node.kind)) {
+    const keys = parts.filter((part) => part && part.kind !== "mspace").map(keyOf);
+    return keys.every((key) => key !== null) ? keys.join("") : null;
+  }
+  if (node.kind === "msub") return indexed(parts[0], parts[1]);
+  if (node.kind === "mover") {
+    const [base, mark] = parts.map(keyOf);
+    return base !== null && ["^", "~", "¯"].includes(mark) ? base + mark : null;
+  }
+  return null;
+}
+function indexed(base, index) {
+  const [letter, name] = [keyOf(base), keyOf(index)];
+  if (letter === null || name === null) return null;
+  return /^t(-1)?$/.test(name) ? letter : `${letter}_${name.replace(/,t$/, "")}`;
+}
+// The whole formula if it is a symbol, or what stands before its "=" or "(".
+function symbol(tex) {
+  const item = new page.options.MathItem(tex, input, false);
+  item.start.node = adaptor.body(page.document);
+  item.compile(page);
+  let parts = [item.root];
+  while (parts.length === 1 && ROWS.includes(parts[0].kind)) {
+    parts = parts[0].childNodes.filter(Boolean);
+  }
+  const [head, next] = parts.map(keyOf).filter((key) => key !== "\u2061");  // the invisible "of" of Norm(x)
+  return /^\p{L}+(_[\p{L}\d,]+)?[\^~¯]?$/u.test(head || "") && (parts.length === 1 || next === "=" || next === "(") ? head : "";
+}
+function mark(node, keys) {
+  const key = keyOf(node), parts = node.childNodes || [], twice = node.kind === "msubsup";
+  const whole = twice ? indexed(parts[0], parts[1]) : key;
+  if (whole && keys.has(whole) && node.kind !== "math") {
+    node.attributes.set("data-means", whole);
+    if (twice) mark(parts[2], keys);
+  } else parts.filter((part) => part && part.attributes).forEach((part) => mark(part, keys));
+}
+function render(tex, display, keys) {
   const item = new page.options.MathItem(tex, input, display);
   item.start.node = adaptor.body(page.document);
   item.setMetrics(16, 8, 1e6, 1e6, 1);
   item.compile(page);
   const mathml = visitor.visitTree(item.root);
+  if (keys.length) mark(item.root, new Set(keys));
   item.typeset(page);
   return JSON.stringify([adaptor.outerHTML(item.typesetRoot), mathml]);
 }
@@ -78,12 +124,18 @@ def _engine():
 
 
 @cache
-def render(tex: str, display: bool = False) -> str:
-    """A formula as HTML. ValueError if MathJax does not understand it."""
-    drawn, mathml = json.loads(_engine().call("render", tex, display))
+def key(tex: str) -> str:
+    """The key of a symbol, or of the one that a formula such as ``d_t = ...`` defines; "" if it is something else."""
+    return str(_engine().call("symbol", tex))
+
+
+@cache
+def render(tex: str, display: bool = False, keys: tuple[str, ...] = ()) -> str:
+    """A formula as HTML. ValueError if MathJax does not understand it. ``keys``: the symbols that get a data-means."""
+    drawn, mathml = json.loads(_engine().call("render", tex, display, list(keys)))
     if "<merror" in mathml:
-        said = re.search(r'data-mjx-error="([^"]*)"', mathml)
-        raise ValueError(f"MathJax does not understand {tex!r}: {html.unescape(said[1]) if said else 'no reason given'}")
+        reason = re.search(r'data-mjx-error="([^"]*)"', mathml)
+        raise ValueError(f"MathJax does not understand {tex!r}: {html.unescape(reason[1]) if reason else 'no reason given'}")
     drawn = drawn.replace("<mjx-math ", '<mjx-math aria-hidden="true" ', 1)
     mathml = re.sub(r">\s+<", "><", mathml.strip())
     hidden = f'<mjx-assistive-mml unselectable="on" display="{"block" if display else "inline"}">{mathml}</mjx-assistive-mml>'
@@ -110,9 +162,9 @@ def _span(tex: str, attributes: str = "") -> str:
     return f'<span class="math notranslate nohighlight" data-tex="{html.escape(tex)}"{attributes}>{render(tex)}</span>'
 
 
-def _rendered(node: nodes.Node, tex: str, display: bool) -> str:
+def _rendered(node: nodes.Node, tex: str, display: bool, keys: tuple[str, ...] = ()) -> str:
     try:
-        return render(tex, display)
+        return render(tex, display, keys)
     except ValueError as error:
         raise ConfigError(f"{node.source or 'a page'}, line {node.line}: {error}") from None
 
@@ -134,7 +186,8 @@ def _block(self, node: nodes.math_block) -> None:
         self.body.append(f'<span class="eqno">({get_node_equation_number(self, node)})')
         self.add_permalink_ref(node, "Link to this equation")
         self.body.append("</span>")
-    self.body.append(_rendered(node, tex, True) + "</div>")
+    marks = json.loads(self.builder.env.metadata.get(self.builder.current_docname, {}).get("symbols", '{"keys": {}}'))
+    self.body.append(_rendered(node, tex, True, tuple(marks["keys"])) + "</div>")
     raise nodes.SkipNode
 
 

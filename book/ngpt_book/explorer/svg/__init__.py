@@ -47,7 +47,8 @@ def to_svg(figure: go.Figure, alt: str = "") -> str:
         inside = [(t, c) for t, c in zip(traces, colors) if t["type"] in SOLID and t.get("scene", "scene") == name]
         body.append(Space([t for t, _ in inside], scene, (x0, y1, x1, y0)).draw([c for _, c in inside]))
     body += [_shape(s, plane) for s in layout.get("shapes", ())]
-    body += [_annotation(a, plane) for a in layout.get("annotations", ()) if a.get("visible", True)]
+    notes = [a for a in layout.get("annotations", ()) if a.get("visible", True)]
+    body += [_annotation(a, plane) for a in notes if np.isfinite([a["x"], a["y"]]).all()]
     if layout.get("showlegend", len(traces) > 1):
         body.append(_legend(traces, colors, box))
     title = layout.get("title") or {}
