@@ -46,6 +46,8 @@ class Campaign:
         self.stopping = False
 
     def go(self, every: list[Point], wanted: list[Point]) -> int:
+        for path in self.runs.glob("*.json"):  # of runs that outlived a campaign that was killed
+            self.record(path.stem)
         while True:
             self.collect()
             rows = read(self.table)
@@ -80,7 +82,8 @@ class Campaign:
     def record(self, name: str) -> None:
         path = self.runs / f"{name}.json"
         row = json.loads(path.read_text())
-        append(row, self.table)
+        if name not in read(self.table):
+            append(row, self.table)
         path.unlink()
         (self.runs / f"{name}.pt").unlink(missing_ok=True)
         print(f"{time.strftime('%H:%M:%S')} {name}  {row['loss']}  {row['cpu_seconds']} s", flush=True)

@@ -12,6 +12,7 @@ that a trial is judged on, or a result. Schedule-free training has its own avera
 import argparse
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import platform
@@ -185,10 +186,11 @@ def run(point: Point, folder: Path, stop: list[bool]) -> dict[str, Any] | None:
     try:
         while trial.trainer.t < total:
             trial.step()
-            if stop or time.monotonic() - saved > SAVE:
+            stopping = bool(stop)  # once: a signal that comes while it saves is for the next step
+            if stopping or time.monotonic() - saved > SAVE:
                 trial.save()
                 saved = time.monotonic()
-            if stop:
+            if stopping:
                 return None
             if trial.seconds > 60 * LIMIT:
                 raise ValueError(f"the run took more than {LIMIT} minutes; it is at step {trial.trainer.t} of {total}.")
@@ -228,11 +230,18 @@ def main() -> int:
         parser.error(f"the plan has no point {args.name}; plan.py lists them.")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.append(True))
+    args.runs.mkdir(parents=True, exist_ok=True)
+    lock = open(args.runs / f"{point.name}.lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        parser.error(f"{point.name} is under way in {args.runs} already.")
     row = run(resolved(point, every, read(args.table)), args.runs, stop)
     if row is None:
         return STOPPED
     with new_file(args.runs / f"{point.name}.json") as temporary:
         temporary.write_text(json.dumps(row) + "\n")
+    Path(lock.name).unlink()
     return 0
 
 
