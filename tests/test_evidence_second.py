@@ -5,6 +5,7 @@ import importlib
 import json
 import lzma
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -407,6 +408,22 @@ def test_queries_and_keys_of_the_peer_are_normalized_and_their_scale_is_trained(
     before = trainer.model.get_parameter(name).detach().clone()
     trainer.step()
     assert (trainer.model.get_parameter(name) != before).all() and not trainer.run.model.normalized
+
+
+def test_head_and_embedding_have_a_rate_apart_from_the_rest(second, tiny, tmp_path, small):
+    def rates(extra, **numbers):
+        point = tiny("ngpt", extra)
+        made = second.trial.Trial(replace(point, recipe={**point.recipe, **numbers}), small, tmp_path).trainer
+        return {name: g["peak_lr"] for g in made.optimizer.param_groups for name in g["param_names"]}
+
+    plain, apart = rates({}), rates({"head": "embedding"}, embedding_multiplier=0.5)
+    for name, rate in plain.items():
+        assert apart[name] == pytest.approx(rate * (0.5 if name in ("embedding.weight", "head.weight") else 1.0)), name
+
+
+def test_what_was_added_says_when_and_why(second):
+    for point in second.plan.plan():
+        assert not point.added or re.match(r"20\d\d-\d\d-\d\d: \w+ \w+", point.added), point.name
 
 
 def test_muon_has_all_matrices_of_the_blocks_and_no_others(second, tiny, tmp_path, small):

@@ -5,7 +5,8 @@
                          the root mean square over a matrix's rows (as Hyperball does it, arXiv 2606.16899)
     memory               [from, to]: the memory 1 / (1 - beta1) is multiplied by a factor that goes from the one to the other on
                          a straight line over log(memory), as the run proceeds
-    hidden, optimizer    see peers.py
+    head                 "embedding": the output embedding has the input embedding's rate, embedding_multiplier times the rest's
+    hidden               see peers.py
     initialized          a rule of recipe.initialized, for the model's first values
 
 Every run also averages its weights, uniformly over the last 5 and 20% of the steps (``Average``): that costs little, and
@@ -15,13 +16,15 @@ changes nothing about the run.
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ngpt_core import sphere
+from ngpt_core import recipe, sphere
 from ngpt_core.nn.unit import unit_axes
+from ngpt_core.train.config import recipe_numbers
 from ngpt_core.train.trainer import Trainer
 
 SHARES = (0.05, 0.2)  # of the run, at its end: what is averaged
@@ -134,8 +137,18 @@ class Average(Change):
         self.sums, self.count = state["sums"], state["count"]
 
 
+def head_as_embedding(trainer: Trainer) -> None:
+    """Build the optimizer again, with one rate for both embeddings."""
+    numbers = recipe_numbers(trainer.run.config, trainer.run.model, trainer.run.steps)
+    lines = {"Head.weight": replace(recipe.TABLE["Head.weight"], rate="embedding")}
+    trainer.optimizer, trainer.schedule = recipe.build(trainer.model, trainer.run.steps, numbers, lines=lines)
+    trainer.rate = next(g for g in trainer.optimizer.param_groups if "embedding.weight" in g["param_names"])
+
+
 def changes(trainer: Trainer, extra: dict[str, Any]) -> list[Change]:
     """The changes that ``extra`` asks for."""
+    if extra.get("head") == "embedding":
+        head_as_embedding(trainer)
     found: list[Change] = []
     if "floor" in extra:
         found.append(Floor(trainer, extra["floor"], extra.get("held", False), extra.get("over", "row")))
