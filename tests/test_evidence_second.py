@@ -186,12 +186,14 @@ def test_a_comparison_is_read_from_the_table(second):
 
 
 # ---- peers -----------------------------------------------------------------------------------------------------------
-def trained(make, shapes=((5, 8), (8, 5)), steps=30, seed=0):
-    """Parameters after some steps on the same random gradients, in float64."""
+def trained(make, shapes=((5, 8), (8, 5)), steps=30, seed=0, warmup=1):
+    """Parameters after some steps on the same random gradients, in float64. The rate rises over the first ``warmup`` steps."""
     generator = torch.Generator().manual_seed(seed)
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
     optimizer = make(params)
-    for _ in range(steps):
+    peak = optimizer.param_groups[0]["lr"]
+    for t in range(steps):
+        optimizer.param_groups[0]["lr"] = peak * min(1.0, (t + 1) / warmup)
         for p in params:
             p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64)
         optimizer.step()
@@ -237,13 +239,14 @@ class SlowScheduleFree:
     """Its three sequences, all stored, as the paper writes them."""
 
     def __init__(self, params, lr, beta1, beta2, eps, decay):
-        self.params, self.numbers, self.t, self.total = params, (lr, beta1, beta2, eps, decay), 0, 0.0
+        self.params, self.numbers, self.t, self.total = params, (beta1, beta2, eps, decay), 0, 0.0
+        self.param_groups = [{"lr": lr}]
         self.z = [p.detach().clone() for p in params]
         self.x, self.v = [z.clone() for z in self.z], [torch.zeros_like(z) for z in self.z]
 
     @torch.no_grad()
     def step(self):
-        lr, beta1, beta2, eps, decay = self.numbers
+        (beta1, beta2, eps, decay), lr = self.numbers, self.param_groups[0]["lr"]
         self.t, self.total = self.t + 1, self.total + lr**2
         for i, y in enumerate(self.params):
             self.v[i] = beta2 * self.v[i] + (1 - beta2) * y.grad**2
@@ -255,8 +258,8 @@ class SlowScheduleFree:
 
 def test_schedule_free_is_its_paper(second):
     numbers = {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.1}
-    ours, optimizer = trained(lambda params: second.peers.ScheduleFree([{"params": params, **numbers}]))
-    slow, reference = trained(lambda params: SlowScheduleFree(params, 0.01, 0.9, 0.99, 1e-8, 0.1))
+    ours, optimizer = trained(lambda params: second.peers.ScheduleFree([{"params": params, **numbers}]), warmup=10)
+    slow, reference = trained(lambda params: SlowScheduleFree(params, 0.01, 0.9, 0.99, 1e-8, 0.1), warmup=10)
     y = [p.detach().clone() for p in ours]
     for a, b in zip(ours, slow):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -277,8 +280,8 @@ def test_schedule_free_is_the_package(second):
         optimizer.train()
         return optimizer
 
-    ours, _ = trained(lambda params: second.peers.ScheduleFree([{"params": params, **numbers}]))
-    reference, _ = trained(theirs)
+    ours, _ = trained(lambda params: second.peers.ScheduleFree([{"params": params, **numbers}]), warmup=10)
+    reference, _ = trained(theirs, warmup=10)
     for a, b in zip(ours, reference):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
@@ -300,6 +303,25 @@ def test_a_floor_turns_rows_at_least_so_far_and_no_others(second):
         assert torch.cosine_similarity(u, v, dim=0) > 0.9999  # in the same direction
     mean = second.mechanisms.turned(w, new, 0.01, True, "matrix")
     assert sphere.angle(w, mean - w).square().mean().sqrt() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_floor_follows_the_schedule_and_leaves_embeddings_alone(second, tiny, tmp_path, small):
+    trial = second.trial.Trial(tiny("ngpt", {"floor": 0.5, "held": True}), small, tmp_path)
+    model = trial.trainer.model
+    groups = {n: (g["peak_lr"], g["peak_cap"]) for g in trial.trainer.optimizer.param_groups for n in g["param_names"]}
+    for _ in range(4):
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        rates = {n: g["lr"] for g in trial.trainer.optimizer.param_groups for n in g["param_names"]}
+        trial.step()
+    for name, (peak, cap) in groups.items():
+        if cap is not None:
+            w = before[name]
+            angle = sphere.angle(w, model.get_parameter(name) - w)
+            wanted = math.radians(0.5) * rates[name] / peak
+            torch.testing.assert_close(angle, torch.full_like(angle, wanted), rtol=1e-2, atol=1e-6)
+    w = before["embedding.weight"]
+    angles = sphere.angle(w, model.embedding.weight.detach() - w)
+    assert angles.std() > 0.1 * angles.mean()  # not all the same
 
 
 def fake_trainer(steps, *groups):
@@ -356,6 +378,7 @@ def tiny(second, small, monkeypatch):
     monkeypatch.setattr(second.trial, "texts", lambda name: small)
     monkeypatch.setattr(second.plan, "BATCH", 256)
     monkeypatch.setattr(second.trial, "GLANCE", 512)
+    monkeypatch.setattr(second.mechanisms, "SHARES", (0.05, 0.75))  # the longer one is under way when a run is stopped
 
     def point(side, extra=()):
         rate = {"C": 0.1} if side == "ngpt" else {"lr": 0.01}
