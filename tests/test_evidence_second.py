@@ -502,7 +502,22 @@ def test_the_lists_of_the_text_are_complete(second):
         digests, paths = zip(*(line.split("  ", 1) for line in listed))
         assert all(len(d) == second.texts.DIGITS for d in digests) and len(set(paths)) == len(paths) > 3000
         assert all(path.endswith(suffixes) and second.texts.belongs(name, path) for path in paths)
-    urls = [line.split("  ")[1] for line in (second.texts.TEXTS / "sdists.sha256").read_text().splitlines()]
+    named = [line.split("  ") for line in (second.texts.TEXTS / "sdists.sha256").read_text().splitlines()]
+    assert len(named) == 16 and all(len(digest) == 64 and name.endswith(".tar.gz") for digest, name in named)
+
+
+def test_an_archive_is_found_in_pips_index_by_its_checksum(second, tmp_path, monkeypatch):
+    page = tmp_path / "some-package" / "index.html"
+    page.parent.mkdir()
+    page.write_text(
+        f'<a href="../../files/some_package-1.0.tar.gz#sha256={"a" * 64}">1.0</a><a href="x#sha256={"b" * 64}">2</a>'
+    )
+    monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple/")
+    monkeypatch.setattr(second.texts.urllib.request, "urlopen", lambda url, timeout: page.open("rb"))
+    found = second.texts.address("some_package-1.0.tar.gz", "a" * 64)
+    assert found == f"https://index.invalid/files/some_package-1.0.tar.gz#sha256={'a' * 64}"
+    with pytest.raises(ValueError, match=r"no archive some_package-3\.0\.tar\.gz with the sha256 ccc"):
+        second.texts.address("some_package-3.0.tar.gz", "c" * 64)
 
 
 def test_a_document_is_in_one_part_whatever_its_place(second):
@@ -513,8 +528,8 @@ def test_a_document_is_in_one_part_whatever_its_place(second):
 
 def test_an_archive_that_is_not_the_lists_is_refused(second, tmp_path, monkeypatch):
     monkeypatch.setenv("NGPT_CACHE", str(tmp_path))
-    url = (second.texts.TEXTS / "sdists.sha256").read_text().splitlines()[0].split("  ")[1]
-    path = second.texts._made(tmp_path / "sdists" / url.rpartition("/")[2])
+    name = (second.texts.TEXTS / "sdists.sha256").read_text().splitlines()[0].split("  ")[1]
+    path = second.texts._made(tmp_path / "sdists" / name)
     path.write_bytes(b"something else")
     with pytest.raises(ValueError, match="is not the archive of the list"):
         next(second.texts.archives())
