@@ -253,6 +253,7 @@ def seconds(
         found["communication"] += exposed
         found["host"] += host
     found["optimizer"] = costs.update * sum(_local(model, config.replicas, config.expert_parallel, ranks).values())
+    found["host"] += not_hidden(found["optimizer"], 0.0, 0.0, costs.update_launches)[1]
     found["total"] = sum(found.values())
     return dict(found)
 
