@@ -28,7 +28,7 @@ def fake_world(size: int, has_group: bool) -> Iterator[World]:
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-    # torch remembers how DTensors are laid out by their mesh, and returns an equal mesh of an earlier world, whose groups are gone
+    # torch remembers how DTensors are laid out, and returns an equal mesh of an earlier world, whose groups are gone
     _clear_sharding_prop_cache()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
