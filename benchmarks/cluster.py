@@ -91,26 +91,35 @@ def scaling(name: str, ranks: int) -> dict:
     }
 
 
-def where_it_stops(name: str) -> dict:
-    """The planned step for 8, 16, ... 4,096 ranks at the ladder's batch; beyond 512 ranks a batch of one sequence per rank."""
+def reach(name: str) -> dict:
+    """The planned step on 8, 16, ... 4,096 ranks: at the ladder's batch, and beyond 512 ranks with one sequence for each."""
     model, rows = ng.preset(name), {}
     for ranks in (2**i for i in range(3, 13)):
-        config = config_of(name, ranks)
-        if (best := fastest(model, config, ranks, GPU, set(), DOCUMENTS)) is None:
-            rows[ranks] = None
+        best = fastest(model, config_of(name, ranks), ranks, GPU, set(), DOCUMENTS)
+        if best is None:  # it does not fit
             continue
         spent = seconds(model, best, ranks, GPU, DOCUMENTS)
         flops = best.batch_size * best.seq_len * flops_per_token(model, best.seq_len)
-        talk = sum(m.seconds for m in messages(model, best, ranks, GPUS[GPU]))
-        rows[ranks] = {
+        rows[str(ranks)] = {
             "batch": best.batch_size,
             "layout": {key: getattr(best, key) for key in LAYOUT},
-            "seconds": spent["total"],
-            "exposed": spent["communication"],
-            "messages": talk,
+            "seconds": spent,
+            "messages": sum(m.seconds for m in messages(model, best, ranks, GPUS[GPU])),
             "mfu": flops / (ranks * GPUS[GPU].peak * spent["total"]),
         }
-    return rows
+    return {"ranks": rows, "stops": stops(rows)}
+
+
+def stops(rows: dict) -> dict | None:
+    """The first number of ranks whose MFU is below four fifths of the best, and what takes the time there."""
+    best = max(row["mfu"] for row in rows.values())
+    for ranks, row in rows.items():
+        if row["mfu"] < 0.8 * best:
+            spent = row["seconds"]
+            why = max(("communication", "host", "optimizer"), key=lambda kind: spent[kind])
+            return {"ranks": int(ranks), "sequences per rank": row["batch"] / int(ranks), "why": why,
+                    "share": spent[why] / spent["total"]}  # fmt: skip
+    return None
 
 
 def main() -> None:
@@ -119,7 +128,7 @@ def main() -> None:
     jobs = {
         "agreement": [("{} {} EP{} R{} {} {}".format(*case), simulated, case) for case in GRID],
         "scaling": [("{} {}".format(*case), scaling, case) for case in SCALING],
-        "reach": [(name, where_it_stops, (name,)) for name in ("1B", "14B", "30B")],
+        "reach": [(name, reach, (name,)) for name in ("1B", "14B", "30B")],
     }
     for part, cases in jobs.items():
         if parts and part not in parts:

@@ -356,7 +356,6 @@ def test_a_real_run_after_a_simulation_is_not_changed_by_it(corpus, tmp_path):
     assert train(new_run(corpus, tmp_path / "run", steps=2)) == 0
 
 
-@pytest.mark.slow
 def test_the_largest_model_on_64_ranks(tmp_path):
     out = tmp_path / "out.json"
     words = (

@@ -21,6 +21,7 @@ from ngpt_core.tools.simulate import Result
 from ngpt_core.tools.simulate.storage import KINDS
 from ngpt_core.train.config import TrainConfig, run_defaults
 
+from ..data import stored
 from ..theme import COLORS, powers
 from .training import PART_COLORS, PARTS, ROOM, ROOM_KEY, layout, work
 
@@ -128,6 +129,56 @@ def scaling_out_figure(v: dict) -> go.Figure:
     figure.update_yaxes(title="days", type="log", tickvals=ticks, row=1, col=1)  # each preset's own range: both lines are seen
     figure.update_yaxes(title="GPU hours, relative", range=[0, 4], row=2, col=1)
     return figure.update_layout(height=480)
+
+
+# ---- where scaling stops ---------------------------------------------------------------------------------------------
+CAUSES = {  # what is drawn -> kinds of the estimate, color
+    "operators": (("mamba", "attention", "moe", "mlp", "head", "embedding"), "blue"),
+    "optimizer": (("optimizer",), "teal"),
+    "messages": (("communication",), "gold"),
+    "host": (("host",), "red"),
+}
+
+
+REACHED = tuple(2**i for i in range(3, 13))
+
+
+def scaling_table() -> list[str]:
+    """The simulated steps of three rungs on 64, 512 and 4,096 GPUs, as lines."""
+    lines = ["      GPUs  batch  sends   holds    step  MFU bound"]
+    for key, row in stored("scaling")["scaling"].items():
+        name, ranks = key.split()
+        lines.append(
+            f"{name:>4}{int(ranks):>6,}{row['batch']:>7,}{row['total_messages']:>7.0f}{row['memory']:>8.0f}"
+            f"{row['seconds']['total']:>8.2f}{row['mfu']:>5.0%}{row['mfu_bound']:>6.0%}"
+        )
+    return lines
+
+
+def reach(name: str) -> dict:
+    """Percent of a step by what takes the time, and the MFU, over the number of GPUs."""
+    found = stored("scaling")["reach"][name]
+    rows, stops = found["ranks"], found["stops"]
+    share = {
+        cause: [100 * sum(row["seconds"].get(kind, 0.0) for kind in kinds) / row["seconds"]["total"] for row in rows.values()]
+        for cause, (kinds, _) in CAUSES.items()
+    }
+    mfu = [100 * row["mfu"] for row in rows.values()]
+    return {**share, "mfu": mfu, "best": max(mfu), "last": mfu[-1], "stops": stops["ranks"]}
+
+
+def reach_figure(v: dict) -> go.Figure:
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    ticks = [str(n) for n in REACHED]
+    for cause, (_, color) in CAUSES.items():
+        figure.add_bar(x=ticks, y=v[cause], name=cause, marker_color=COLORS[color], row=1, col=1)
+    line = {"mode": "lines+markers", "line": {"color": COLORS["magenta"], "width": 2.5}}
+    figure.add_scatter(x=ticks, y=v["mfu"], name="MFU", **line, row=2, col=1)
+    figure.update_xaxes(type="category")
+    figure.update_xaxes(title="GPUs", row=2, col=1)
+    figure.update_yaxes(title="% of a step", range=[0, 100], row=1, col=1)
+    figure.update_yaxes(title="MFU, %", rangemode="tozero", row=2, col=1)
+    return figure.update_layout(barmode="stack", height=520)
 
 
 # ---- how often to save -----------------------------------------------------------------------------------------------
