@@ -145,7 +145,7 @@ REACHED = tuple(2**i for i in range(3, 13))
 
 def scaling_table() -> list[str]:
     """The simulated steps of three rungs on 64, 512 and 4,096 GPUs, as lines."""
-    lines = ["      GPUs  batch  sends   holds    step  MFU bound"]
+    lines = [f"{'GPUs':>10}{'batch':>7}{'sends':>7}{'holds':>8}{'step':>8}{'MFU':>5}{'bound':>6}"]
     for key, row in stored("scaling")["scaling"].items():
         name, ranks = key.split()
         lines.append(
