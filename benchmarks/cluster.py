@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import ngpt_core as ng
@@ -30,7 +31,7 @@ WAYS = (("1B", 8, 1, 1), ("1B", 16, 8, 2), ("7B", 32, 1, 1), ("7B", 64, 16, 1), 
 GRID = [  # preset, ranks, expert parallelism, replicas, checkpointing, micro-batch
     (*way, how, rows) for rows in (1, 2) for how in ("none", "selective", "full") for way in WAYS
 ]
-SCALING = [(name, ranks) for name in ("1B", "14B", "30B") for ranks in (64, 512, 4096)]
+SCALING = [(name, ranks) for name in ("30B", "14B", "1B") for ranks in (64, 512, 4096)]
 
 
 def config_of(name: str, ranks: int, **settings: object) -> TrainConfig:
@@ -107,19 +108,17 @@ def reach(name: str) -> dict:
             "messages": sum(m.seconds for m in messages(model, best, ranks, GPUS[GPU])),
             "mfu": flops / (ranks * GPUS[GPU].peak * spent["total"]),
         }
-    return {"ranks": rows, "stops": stops(rows)}
+    return rows
 
 
-def stops(rows: dict) -> dict | None:
-    """The first number of ranks whose MFU is below four fifths of the best, and what takes the time there."""
-    best = max(row["mfu"] for row in rows.values())
-    for ranks, row in rows.items():
-        if row["mfu"] < 0.8 * best:
-            spent = row["seconds"]
-            why = max(("communication", "host", "optimizer"), key=lambda kind: spent[kind])
-            return {"ranks": int(ranks), "sequences per rank": row["batch"] / int(ranks), "why": why,
-                    "share": spent[why] / spent["total"]}  # fmt: skip
-    return None
+def stops(rows: dict) -> dict:
+    """From which number of ranks on a step does not become shorter, and what takes its time besides the operators?"""
+    for ranks, more in pairwise(rows):
+        spent = rows[ranks]["seconds"]
+        if rows[more]["seconds"]["total"] > 0.95 * spent["total"]:
+            break
+    lost = {kind: spent[kind] / spent["total"] for kind in ("communication", "host", "optimizer")}
+    return {"ranks": int(ranks), "sequences_per_rank": rows[ranks]["batch"] / int(ranks), "share": lost}
 
 
 def main() -> None:
@@ -128,7 +127,7 @@ def main() -> None:
     jobs = {
         "agreement": [("{} {} EP{} R{} {} {}".format(*case), simulated, case) for case in GRID],
         "scaling": [("{} {}".format(*case), scaling, case) for case in SCALING],
-        "reach": [(name, reach, (name,)) for name in ("1B", "14B", "30B")],
+        "reach": [(name, reach, (name,)) for name in ("30B", "14B", "1B")],
     }
     for part, cases in jobs.items():
         if parts and part not in parts:
@@ -142,10 +141,11 @@ def main() -> None:
             if run is simulated:  # the plan may have changed since
                 table[key] |= rounded(planned(*case))
             RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
-        if part == "agreement":
-            stored["compared"] = rounded(compared(table))
-            print(json.dumps(stored["compared"], indent=1))
-            RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
+        summary = {"compared": compared(table)} if part == "agreement" else {}
+        summary |= {"stops": {key: stops(rows) for key, rows in table.items()}} if part == "reach" else {}
+        stored |= rounded(summary)
+        print(json.dumps(rounded(summary), indent=1))
+        RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 def rounded(x: object) -> object:

@@ -2,7 +2,7 @@
 
     python book/ngpt_book/data/make_scaling.py         (at once: it simulates nothing)
 
-The steps are simulated by benchmarks/cluster.py; this copies two parts of its results.
+The steps are simulated by benchmarks/cluster.py; this copies a part of its results.
 """
 
 import json
@@ -13,8 +13,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "cluster.json"
 
 
 def scaling() -> dict:
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return {part: found[part] for part in ("scaling", "reach")}
+    return json.loads(RESULTS.read_text(encoding="utf-8"))["scaling"]
 
 
 if __name__ == "__main__":

@@ -133,47 +133,48 @@ def scaling_out_figure(v: dict) -> go.Figure:
 
 # ---- where scaling stops ---------------------------------------------------------------------------------------------
 CAUSES = {  # what is drawn -> kinds of the estimate, color
-    "operators": (("mamba", "attention", "moe", "mlp", "head", "embedding"), "blue"),
+    "operators": (("mamba", "attention", "moe", "mlp", "head", "embedding", "other"), "blue"),
     "optimizer": (("optimizer",), "teal"),
     "messages": (("communication",), "gold"),
     "host": (("host",), "red"),
 }
 
 
-REACHED = tuple(2**i for i in range(3, 13))
+SIMULATED = (64, 512, 4096)
 
 
 def scaling_table() -> list[str]:
-    """The simulated steps of three rungs on 64, 512 and 4,096 GPUs, as lines."""
+    """The simulated steps of three rungs, as lines."""
     lines = [f"{'GPUs':>10}{'batch':>7}{'sends':>7}{'holds':>8}{'step':>8}{'MFU':>5}{'bound':>6}"]
-    for key, row in stored("scaling")["scaling"].items():
-        name, ranks = key.split()
-        lines.append(
-            f"{name:>4}{int(ranks):>6,}{row['batch']:>7,}{row['total_messages']:>7.0f}{row['memory']:>8.0f}"
-            f"{row['seconds']['total']:>8.2f}{row['mfu']:>5.0%}{row['mfu_bound']:>6.0%}"
-        )
+    for name in ("1B", "14B", "30B"):
+        for ranks in SIMULATED:
+            row = stored("scaling")[f"{name} {ranks}"]
+            lines.append(
+                f"{name:>4}{ranks:>6,}{row['batch']:>7,}{row['total_messages']:>7.0f}{row['memory']:>8.0f}"
+                f"{row['seconds']['total']:>8.2f}{row['mfu']:>5.0%}{row['mfu_bound']:>6.0%}"
+            )
     return lines
 
 
 def reach(name: str) -> dict:
-    """Percent of a step by what takes the time, and the MFU, over the number of GPUs."""
-    found = stored("scaling")["reach"][name]
-    rows, stops = found["ranks"], found["stops"]
+    """Percent of a simulated step by what takes the time, and the MFU with its bound, over the number of GPUs."""
+    rows = [stored("scaling")[f"{name} {ranks}"] for ranks in SIMULATED]
     share = {
-        cause: [100 * sum(row["seconds"].get(kind, 0.0) for kind in kinds) / row["seconds"]["total"] for row in rows.values()]
+        cause: [100 * sum(row["seconds"].get(kind, 0.0) for kind in kinds) / row["seconds"]["total"] for row in rows]
         for cause, (kinds, _) in CAUSES.items()
     }
-    mfu = [100 * row["mfu"] for row in rows.values()]
-    return {**share, "mfu": mfu, "best": max(mfu), "last": mfu[-1], "stops": stops["ranks"]}
+    mfu, bound = ([100 * row[key] for row in rows] for key in ("mfu", "mfu_bound"))
+    return {**share, "mfu": mfu, "bound": bound, "at64": mfu[0], "at512": mfu[1], "at4096": mfu[2]}
 
 
 def reach_figure(v: dict) -> go.Figure:
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
-    ticks = [str(n) for n in REACHED]
+    ticks = [f"{n:,}" for n in SIMULATED]
     for cause, (_, color) in CAUSES.items():
         figure.add_bar(x=ticks, y=v[cause], name=cause, marker_color=COLORS[color], row=1, col=1)
-    line = {"mode": "lines+markers", "line": {"color": COLORS["magenta"], "width": 2.5}}
-    figure.add_scatter(x=ticks, y=v["mfu"], name="MFU", **line, row=2, col=1)
+    for key, name, dash in (("mfu", "MFU", "solid"), ("bound", "its bound", "dash")):
+        look = {"mode": "lines+markers", "line": {"color": COLORS["magenta"], "width": 2.5, "dash": dash}}
+        figure.add_scatter(x=ticks, y=v[key], name=name, **look, row=2, col=1)
     figure.update_xaxes(type="category")
     figure.update_xaxes(title="GPUs", row=2, col=1)
     figure.update_yaxes(title="% of a step", range=[0, 100], row=1, col=1)
