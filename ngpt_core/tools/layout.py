@@ -104,8 +104,7 @@ def memory(
 ) -> Memory:
     """What a rank needs at the peak of a step: the worst moment of the block where it is highest."""
     state, local = state_bytes(model, config, ranks), _local(model, config.replicas, config.expert_parallel, ranks)
-    costs, shares = _costs(model, config, ranks, document_length, gpu)
-    share = max(shares.values())  # a block's neighbors are gathered beside it
+    costs, shares = _costs(model, config, ranks, document_length, gpu, beside=1)
     rows, repeats = _rows(config, ranks)
     h = config.seq_len * model.d_model * _width(config)  # a block's input
     below, peaks = 0, []
@@ -113,7 +112,7 @@ def memory(
     for name, block in _walk(model, costs):
         now = block.peak(rows, 0 if repeats == 1 else costs.pending)
         if name.startswith("blocks"):
-            now["gathered"] = int(now["gathered"] * share)
+            now["gathered"] = int(now["gathered"] * shares[name])
         now["activations"] += below * rows
         now["gradients"] = done if repeats == 1 else 4 * (sum(local.values()) + local[name])
         peaks.append(now)
@@ -125,15 +124,21 @@ def memory(
 
 
 def _costs(
-    model: ModelConfig, config: TrainConfig, ranks: int, document_length: int, gpu: str
+    model: ModelConfig, config: TrainConfig, ranks: int, document_length: int, gpu: str, beside: int = 0
 ) -> tuple[Costs, dict[str, float]]:
-    """The costs of blocks, and the size of each block's gathered weights relative to that which was measured."""
+    """The costs of blocks, and the size of each block's gathered weights relative to that which was measured, taken together
+    with so many neighbors on each side: they are gathered beside it."""
     P = config.expert_parallel
     tried = 8 if P > 1 and model.n_experts % 8 == 0 else P
     precision = "fp32" if config.precision == "fp32" else "bf16"
     costs = measured(model, config.seq_len, precision, config.reshard, tried, document_length, gpu)
     here, there = _gathered(model, config.replicas, P, ranks), _gathered(model, 1, tried, 8 * tried)
-    return costs, {name: sum(here[name]) / sum(there[name]) for name in here if name.startswith("blocks")}
+    names = [name for name in here if name.startswith("blocks")]
+    shares = {}
+    for i, name in enumerate(names):
+        near = names[max(0, i - beside) : i + beside + 1]
+        shares[name] = sum(sum(here[x]) for x in near) / sum(sum(there[x]) for x in near)
+    return costs, shares
 
 
 def _walk(model: ModelConfig, costs: Costs) -> Iterator[tuple[str, Block]]:
