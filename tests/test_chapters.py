@@ -217,6 +217,15 @@ def test_the_stored_layouts_are_those_of_the_planner(page):
     assert sum(hand[part][3] for part in planning.SPENT) == pytest.approx(hand["step64"], rel=0.01)
 
 
+def test_the_stored_scaling_is_that_of_the_benchmark():
+    from ngpt_book.data import make_scaling, stored
+
+    assert stored("scaling") == make_scaling.scaling()
+    for name in ("1B", "14B", "30B"):
+        found = planning.reach(name)
+        assert [sum(found[cause][i] for cause in planning.CAUSES) for i in range(3)] == pytest.approx([100] * 3, abs=0.1)
+
+
 @pytest.mark.parametrize("gpu", ["a100-40gb", "h100-80gb"])
 def test_the_planned_bar_is_the_shortest_step_that_fits(gpu):
     room, planned = GPUS[gpu].room / GIB, training.planned("30B", gpu, 64)

@@ -3,7 +3,9 @@
 The grid of the whole ladder is in benchmarks/results/cluster.json (benchmarks/cluster.py); here are short models of its width.
 """
 
+import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +22,7 @@ COMMON = {"steps": 10, "precision": "bf16", "seq_len": 2048, "scaled": False}
 SHORT = ng.preset("1B", pattern="MEMEM*EMEME")  # every block of the ladder with every neighbor, and two more
 LAYOUTS = [  # ranks, document length, settings
     (8, 0, {"batch_size": 8, "micro_batch": 1, "activation_checkpointing": "none", "expert_parallel": 8}),
-    (16, 300, {"batch_size": 64, "micro_batch": 2, "activation_checkpointing": "selective"}),
+    (256, 300, {"batch_size": 1024, "micro_batch": 2, "activation_checkpointing": "selective"}),  # more ranks than experts
     (32, 0, {"batch_size": 64, "micro_batch": 2, "activation_checkpointing": "full", "expert_parallel": 4, "replicas": 2}),
 ]
 CASES = pytest.mark.parametrize("case", range(len(LAYOUTS)))
@@ -62,9 +64,22 @@ def test_messages_are_those_of_the_simulation(case):
 def test_a_step_takes_as_long_as_in_the_simulation(case):
     ranks, length, config, found = simulated(case)
     told = seconds(SHORT, config, ranks, "h100-80gb", length)
+    assert told["total"] == pytest.approx(found.seconds["total"], rel=0.1)
     assert told["total"] == pytest.approx(sum(s for kind, s in told.items() if kind != "total"))
     for kind in ("mamba", "attention", "moe"):
         assert told[kind] == pytest.approx(found.seconds[kind], rel=0.25), kind
+
+
+def test_the_stored_grid_is_whole_and_within_a_tenth():
+    """Of the ladder's models, simulated by benchmarks/cluster.py: memory and time."""
+    stored = json.loads((Path(ng.__file__).parents[1] / "benchmarks" / "results" / "cluster.json").read_text())["agreement"]
+    cases = [key.split() for key in stored]  # preset, ranks, expert parallelism, replicas, checkpointing, micro-batch
+    for column, values in ((0, {"1B", "7B", "30B"}), (4, {"none", "selective", "full"}), (5, {"1", "2"})):
+        assert {case[column] for case in cases} == values
+    assert len(cases) >= 24 and 0 < sum(case[2] == "EP1" for case in cases) < len(cases)
+    for key, row in stored.items():
+        assert row["planned"] == pytest.approx(row["simulated"], rel=0.1), key
+        assert row["planned_seconds"] == pytest.approx(row["simulated_seconds"], rel=0.1), key
 
 
 @given(st.text("ME*-", min_size=1, max_size=12))

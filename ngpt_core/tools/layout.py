@@ -53,7 +53,7 @@ def _shapes(model: ModelConfig) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 def _kept(kind: str, shape: tuple[int, ...], replicas: int, expert_parallel: int, ranks: int) -> int:
-    """How many numbers of a parameter the fullest rank keeps."""
+    """How many numbers of a parameter the fullest rank keeps: the first one. FSDP pads the parts of the others to as many."""
     fsdp = ranks // replicas
     if ranks == 1 or kind == "whole":
         return math.prod(shape)
@@ -104,7 +104,7 @@ def memory(
 ) -> Memory:
     """What a rank needs at the peak of a step: the worst moment of the block where it is highest."""
     state, local = state_bytes(model, config, ranks), _local(model, config.replicas, config.expert_parallel, ranks)
-    costs, share = _costs(model, config, document_length, gpu)
+    costs, shares = _costs(model, config, ranks, document_length, gpu, beside=1)
     rows, repeats = _rows(config, ranks)
     h = config.seq_len * model.d_model * _width(config)  # a block's input
     below, peaks = 0, []
@@ -112,7 +112,7 @@ def memory(
     for name, block in _walk(model, costs):
         now = block.peak(rows, 0 if repeats == 1 else costs.pending)
         if name.startswith("blocks"):
-            now["gathered"] = int(now["gathered"] * share)
+            now["gathered"] = int(now["gathered"] * shares[name])
         now["activations"] += below * rows
         now["gradients"] = done if repeats == 1 else 4 * (sum(local.values()) + local[name])
         peaks.append(now)
@@ -123,16 +123,22 @@ def memory(
     return Memory(parameters=state["parameters"], moments=state["optimizer"], **worst)
 
 
-def _costs(model: ModelConfig, config: TrainConfig, document_length: int, gpu: str) -> tuple[Costs, float]:
-    """The costs of blocks, and the size of a block's gathered weights relative to those that were measured."""
+def _costs(
+    model: ModelConfig, config: TrainConfig, ranks: int, document_length: int, gpu: str, beside: int = 0
+) -> tuple[Costs, dict[str, float]]:
+    """The costs of blocks, and the size of each block's gathered weights relative to that which was measured, taken together
+    with so many neighbors on each side: they are gathered beside it."""
     P = config.expert_parallel
     tried = 8 if P > 1 and model.n_experts % 8 == 0 else P
     precision = "fp32" if config.precision == "fp32" else "bf16"
     costs = measured(model, config.seq_len, precision, config.reshard, tried, document_length, gpu)
-    if P == tried:
-        return costs, 1.0
-    largest = [max(sum(sizes) for sizes in _gathered(model, n).values()) for n in (P, tried)]
-    return costs, largest[0] / largest[1]
+    here, there = _gathered(model, config.replicas, P, ranks), _gathered(model, 1, tried, 8 * tried)
+    names = [name for name in here if name.startswith("blocks")]
+    shares = {}
+    for i, name in enumerate(names):
+        near = names[max(0, i - beside) : i + beside + 1]
+        shares[name] = sum(sum(here[x]) for x in near) / sum(sum(there[x]) for x in near)
+    return costs, shares
 
 
 def _walk(model: ModelConfig, costs: Costs) -> Iterator[tuple[str, Block]]:
@@ -174,15 +180,17 @@ class Message:
 
 
 @cache
-def _gathered(model: ModelConfig, expert_parallel: int) -> dict[str, tuple[int, int]]:
-    """Block -> the numbers that a rank gathers: (of rows and, without expert parallelism, experts; of its experts with it)."""
+def _gathered(model: ModelConfig, replicas: int, expert_parallel: int, ranks: int) -> dict[str, tuple[int, int]]:
+    """Block -> the numbers that a rank gathers, with FSDP's padding: (of rows and, without expert parallelism, experts; of its
+    experts with it)."""
     found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    fsdp = ranks // replicas
     for block, kind, shape in _shapes(model):
-        rows, experts = found[block]
+        (rows, experts), kept = found[block], _kept(kind, shape, replicas, expert_parallel, ranks)
         if kind == "experts" and expert_parallel > 1:
-            found[block] = (rows, experts + math.prod(shape) // expert_parallel)
+            found[block] = (rows, experts + kept * (fsdp // expert_parallel))
         elif kind != "whole":
-            found[block] = (rows + math.prod(shape), experts)
+            found[block] = (rows + kept * fsdp, experts)
     return dict(found)
 
 
@@ -207,7 +215,7 @@ def messages(model: ModelConfig, config: TrainConfig, ranks: int, card: Gpu) -> 
             one[1] += count * size
             one[2] += count * message_seconds(card, op, size, over, nodes)
 
-    for name, parts in _gathered(model, P).items():
+    for name, parts in _gathered(model, R, P, ranks).items():
         for numbers, axis, over, stride in zip(parts, ("fsdp", "shard"), (inner, inner // P), (1, P)):
             add("all_gather", axis, "forward", numbers * width, over, stride, repeats)
             if config.reshard and name.startswith("blocks"):  # embedding and head are gathered once
@@ -229,7 +237,7 @@ def seconds(
     model: ModelConfig, config: TrainConfig, ranks: int, gpu: str, document_length: int = DOCUMENTS
 ) -> dict[str, float]:
     """An estimate of a step by kind, as ``ngpt simulate`` makes it, and its ``total``."""
-    costs, _ = _costs(model, config, document_length, gpu)
+    costs, shares = _costs(model, config, ranks, document_length, gpu)
     rows, repeats = _rows(config, ranks)
     how = config.activation_checkpointing
     found: dict[str, float] = defaultdict(float)
@@ -241,7 +249,7 @@ def seconds(
         again = {"none": 0.0, "selective": forward - block.seconds["products"], "full": forward}[how] if not of_model else 0.0
         kind = name if of_model else KINDS_OF_BLOCKS[model.pattern[int(name.partition(".")[2])]]
         for phase, spent in (("forward", forward), ("backward", backward + again)):
-            spent = repeats * (rows * spent + block.per_micro_batch[phase])
+            spent = repeats * (rows * spent + block.per_micro_batch[phase] * shares.get(name, 1.0))
             found[kind] += spent
             computing[phase] += spent
             launches[phase] += block.launches[phase] * repeats
@@ -253,6 +261,7 @@ def seconds(
         found["communication"] += exposed
         found["host"] += host
     found["optimizer"] = costs.update * sum(_local(model, config.replicas, config.expert_parallel, ranks).values())
+    found["host"] += not_hidden(found["optimizer"], 0.0, 0.0, costs.update_launches)[1]
     found["total"] = sum(found.values())
     return dict(found)
 

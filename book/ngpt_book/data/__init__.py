@@ -2,9 +2,11 @@
 
 evidence.json   make_evidence.py   chapter 9: all runs of benchmarks/evidence, compared
 foreign.json    make_foreign.py    chapter 12: a small Llama, trained in five ways
+layouts.json    make_layouts.py    chapter 11: the planner's memory and step times of the ladder's layouts
 lgp.json        make_lgp.py        chapter 3: s_z and gradient norms over a small run
 rehearsal.json  make_rehearsal.py  chapter 11: simulated steps, before and after their counts were brought down
 motion.json     make_motion.py     the training animations: snapshots of one run of GPT and one of nGPT
+scaling.json    make_scaling.py    chapter 11: the simulated steps of benchmarks/cluster.py, up to 4,096 ranks
 """
 
 import json

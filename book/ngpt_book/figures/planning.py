@@ -21,6 +21,7 @@ from ngpt_core.tools.simulate import Result
 from ngpt_core.tools.simulate.storage import KINDS
 from ngpt_core.train.config import TrainConfig, run_defaults
 
+from ..data import stored
 from ..theme import COLORS, powers
 from .training import PART_COLORS, PARTS, ROOM, ROOM_KEY, layout, work
 
@@ -128,6 +129,57 @@ def scaling_out_figure(v: dict) -> go.Figure:
     figure.update_yaxes(title="days", type="log", tickvals=ticks, row=1, col=1)  # each preset's own range: both lines are seen
     figure.update_yaxes(title="GPU hours, relative", range=[0, 4], row=2, col=1)
     return figure.update_layout(height=480)
+
+
+# ---- where scaling stops ---------------------------------------------------------------------------------------------
+CAUSES = {  # what is drawn -> kinds of the estimate, color
+    "operators": (("mamba", "attention", "moe", "mlp", "head", "embedding", "other"), "blue"),
+    "optimizer": (("optimizer",), "teal"),
+    "messages": (("communication",), "gold"),
+    "host": (("host",), "red"),
+}
+
+
+SIMULATED = (64, 512, 4096)
+
+
+def scaling_table() -> list[str]:
+    """The simulated steps of three rungs, as lines."""
+    lines = [f"{'GPUs':>10}{'batch':>7}{'sends':>7}{'holds':>8}{'step':>8}{'MFU':>5}{'bound':>6}"]
+    for name in ("1B", "14B", "30B"):
+        for ranks in SIMULATED:
+            row = stored("scaling")[f"{name} {ranks}"]
+            lines.append(
+                f"{name:>4}{ranks:>6,}{row['batch']:>7,}{row['total_messages']:>7.0f}{row['memory']:>8.0f}"
+                f"{row['seconds']['total']:>8.2f}{row['mfu']:>5.0%}{row['mfu_bound']:>6.0%}"
+            )
+    return lines
+
+
+def reach(name: str) -> dict:
+    """Percent of a simulated step by what takes the time, and the MFU with its bound, over the number of GPUs."""
+    rows = [stored("scaling")[f"{name} {ranks}"] for ranks in SIMULATED]
+    share = {
+        cause: [100 * sum(row["seconds"].get(kind, 0.0) for kind in kinds) / row["seconds"]["total"] for row in rows]
+        for cause, (kinds, _) in CAUSES.items()
+    }
+    mfu, bound = ([100 * row[key] for row in rows] for key in ("mfu", "mfu_bound"))
+    return {**share, "mfu": mfu, "bound": bound, "at64": mfu[0], "at512": mfu[1], "at4096": mfu[2]}
+
+
+def reach_figure(v: dict) -> go.Figure:
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08)
+    ticks = [f"{n:,}" for n in SIMULATED]
+    for cause, (_, color) in CAUSES.items():
+        figure.add_bar(x=ticks, y=v[cause], name=cause, marker_color=COLORS[color], row=1, col=1)
+    for key, name, dash in (("mfu", "MFU", "solid"), ("bound", "its bound", "dash")):
+        look = {"mode": "lines+markers", "line": {"color": COLORS["magenta"], "width": 2.5, "dash": dash}}
+        figure.add_scatter(x=ticks, y=v[key], name=name, **look, row=2, col=1)
+    figure.update_xaxes(type="category")
+    figure.update_xaxes(title="GPUs", row=2, col=1)
+    figure.update_yaxes(title="% of a step", range=[0, 100], row=1, col=1)
+    figure.update_yaxes(title="MFU, %", rangemode="tozero", row=2, col=1)
+    return figure.update_layout(barmode="stack", height=520)
 
 
 # ---- how often to save -----------------------------------------------------------------------------------------------

@@ -139,12 +139,14 @@ class _Reader:
         self.names = ["embedding", *(f"blocks.{i}" for i in range(len(model.pattern))), "head"]
         self.blocks = {name: Block() for name in self.names}
         self.before: dict[str, int] = {}  # activations when a block begins
-        self.name, self.activations, self.clock = "embedding", 0, 0.0
-        self.update, self.launches, self.pending = 0.0, 0, 0
+        self.name, self.activations, self.clock, self.launched = "embedding", 0, 0.0, 0
+        self.update, self.update_launches, self.pending = 0.0, 0, 0
 
     def __call__(self, call: Call) -> None:
         watch, used = self.watch, self.watch.memory.used
         phase, seconds, self.clock = watch.phase, watch.meter.clock - self.clock, watch.meter.clock
+        total = sum(watch.meter.launches.values())
+        launches, self.launched = total - self.launched, total
         before, self.activations = self.activations, used["activations"]
         if phase in ("forward", "backward"):
             name = ".".join(watch.module().split(".")[:2])
@@ -154,7 +156,7 @@ class _Reader:
             scaled = used["activations"] - self.before[self.name]
             block.see(phase, (used["gathered"], used["loss"], scaled, used["temporary"]))
             (block.per_micro_batch if self._of_weights(call) else block.seconds)[phase] += seconds
-            block.launches[phase] += call.launches
+            block.launches[phase] += launches
             if phase == "forward" and watch.machine.in_product and not is_view(call.func):
                 block.seconds["products"] += seconds
                 block.products += sum(x.nbytes for x in call.returned)
@@ -162,7 +164,7 @@ class _Reader:
                 self.pending = call.args[1].nbytes
         else:
             self.update += seconds
-            self.launches += call.launches
+            self.update_launches += launches
 
     def _of_weights(self, call: Call) -> bool:
         """Does the operator only touch weights and their gradients? So do all that are left for the head's backward pass."""
@@ -176,4 +178,4 @@ class _Reader:
         names = dict(zip(self.names, ("embedding", *triples(self.model.pattern), "head")))
         numbers = self.watch.memory.highest["parameters"] / 4
         blocks = {names[name]: block for name, block in self.blocks.items()}
-        return Costs(blocks, self.pending, self.update / numbers, self.launches)
+        return Costs(blocks, self.pending, self.update / numbers, self.update_launches)

@@ -108,6 +108,9 @@ class Machine(TorchDispatchMode):
         """Everything in the block runs on this machine."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_patched(FakeTensor, "tolist", lambda x: self._tolist(x)))
+            from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+            stack.enter_context(_patched(_fsdp_param, "_chunk_with_empty", _first_chunk))
             for module, name in ((parallel, "make_meshes"), (sharding, "offsets")):
                 stack.enter_context(_patched(module, name, _outside(getattr(module, name))))
             for name in ("__getitem__", "get_group", "get_local_rank", "get_coordinate", "size"):
@@ -273,6 +276,11 @@ def _patched(owner: Any, name: str, function: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def _first_chunk(x: Tensor, chunks: int, dim: int) -> list[Tensor]:
+    """The part of the first rank. FSDP makes those of all ranks, 4,096 tensors for each parameter, and takes its own."""
+    return [x.narrow(dim, 0, -(-x.shape[dim] // chunks))]
 
 
 def _outside(method: Callable) -> Callable:

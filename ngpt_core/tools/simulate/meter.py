@@ -42,6 +42,7 @@ _OPS = {  # operator -> name, index of the input, index of the output
     torch.ops._c10d_functional.all_reduce.default: ("all_reduce", 0, None),
 }
 _FREE = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_", "set_"}  # nothing is launched
+_FILL = ("copy", "zero", "cat", "loss_rows", "loss_dots")  # in the names of operators that do not read what they write
 
 
 @dataclass
@@ -116,7 +117,7 @@ class Meter:
             return
         self.launches[phase] += w * call.launches
         flops, dtype = _flops(call)
-        traffic = sum(x.numel() * x.itemsize for x in (*call.taken, *call.returned))
+        traffic = _traffic(call)
         self.flops += w * flops
         self.traffic += w * traffic
         peak = self.card.fp32 if dtype in (torch.float32, torch.float64) else self.card.peak
@@ -168,17 +169,29 @@ class Meter:
                 one.exposed += seconds * max(0.0, 1 - computing / total) if total else 0.0
         return list(self.collectives.values())
 
-    def bound(self) -> float:
-        """No step is shorter than this: the roofline with everything overlapped that can be, and no host."""
-        return sum(
-            max(sum(t.bound for t in kinds.values()) + self.talking[phase][False] * REACHED["links"],
-                self.talking[phase][True] * REACHED["links"])
-            for phase, kinds in self.computing.items()
-        )  # fmt: skip
+    def bounds(self) -> dict[str, float]:
+        """No step is shorter than this, by kind: the roofline with everything overlapped that can be, and no host."""
+        found: dict[str, float] = defaultdict(float)
+        for phase, kinds in self.computing.items():
+            for kind, t in kinds.items():
+                found["optimizer" if phase == "optimizer" else kind] += t.bound
+            beside, alone = (self.talking[phase][hidden] * REACHED["links"] for hidden in (True, False))
+            found["communication"] += max(alone, beside - sum(t.bound for t in kinds.values()))
+        found["total"] = sum(found.values())
+        return dict(found)
 
 
 def _bytes(x: Any) -> int:
     return sum(t.nbytes for t in tensors_in(x))
+
+
+def _traffic(call: Call) -> int:
+    """Bytes read and written. An operator that returns nothing changes tensors in place: they are read and written."""
+    size, schema = _bytes(call.taken) + _bytes(call.returned), call.func._schema
+    if not schema.returns and not any(word in schema.name for word in _FILL):
+        written = (a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        size += sum(_bytes([x]) for x, changed in zip(call.args, written) if changed)
+    return size
 
 
 def _group(call: Call) -> dist.ProcessGroup:

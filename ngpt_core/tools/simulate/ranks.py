@@ -27,6 +27,7 @@ def fake_world(size: int, has_group: bool) -> Iterator[World]:
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
+    _forget_meshes()  # of a world that somebody else made
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         yield world

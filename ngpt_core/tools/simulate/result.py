@@ -52,8 +52,8 @@ class Result:
     """Bytes from the host to the device."""
     seconds: dict[str, float]
     """The estimate by kind, and its ``total``."""
-    bound: float
-    """Seconds that no step can be shorter than."""
+    bounds: dict[str, float]
+    """The seconds that none of them can be shorter than."""
     useful: float
     """FLOPs of the model for the whole batch, as the MFU counts them."""
     timeline: list[tuple[float, tuple[int, ...]]]
@@ -78,6 +78,11 @@ class Result:
     @property
     def fits(self) -> bool:
         return self.peak_bytes <= self.room
+
+    @property
+    def bound(self) -> float:
+        """Seconds that no step can be shorter than."""
+        return self.bounds["total"]
 
     def mfu(self, seconds: float | None = None) -> float:
         """Model FLOPs utilization of the estimate, or of another time."""
@@ -108,6 +113,7 @@ class Result:
     def text(self, advice: list[str]) -> str:
         """The report. ``advice``: flags with which a run that does not fit would."""
         name, c = self.model.name or "model", self.config
+        unit, symbol = (GIB, "GiB") if self.peak_bytes >= GIB else (GIB / 1024, "MiB")
         lines = [
             f"{name} ({'nGPT' if self.model.normalized else 'GPT'}) on rank 0 of {self.ranks} x {self.gpu}: one optimizer step "
             f"of {c.batch_size} x {c.seq_len} tokens",
@@ -116,19 +122,19 @@ class Result:
             f"{self.routing} routing",
             f"  {self.kernels} kernels, blocks uncompiled; a simulation of shapes: nothing was computed or measured",
             "",
-            f"memory at the peak: {self.peak_bytes / GIB:.2f} GiB of {self.room / GIB:.1f}, "
-            f"{'fits' if self.fits else 'DOES NOT FIT'} (plan: {self.plan_bytes / GIB:.2f})",
+            f"memory at the peak: {self.peak_bytes / unit:.2f} {symbol} of {self.room / unit:,.1f}, "
+            f"{'fits' if self.fits else 'DOES NOT FIT'} (plan: {self.plan_bytes / unit:.2f})",
             f"  at {self.peak_where}, {self.peak_phase}{f' of {self.peak_module}' if self.peak_module else ''}",
-            *(f"  {kind:<12}{size / GIB:8.2f}" for kind, size in self.memory.items()),
+            *(f"  {kind:<12}{size / unit:8.2f}" for kind, size in self.memory.items()),
             "",
         ]
         if not self.fits:
             lines += ["it would fit with: " + ("; or ".join(advice) or "none of the changes that ngpt plan knows"), ""]
-        lines.append("collectives                axis   ranks               count          GiB   seconds   exposed   beside")
+        lines.append(f"{'collectives':<18}{'axis':>13}   ranks{'':>15}count{symbol:>13}   seconds   exposed   beside")
         for one in sorted(self.collectives, key=lambda one: -one.bytes):
             place = "in a node" if one.nodes == 1 else f"{one.nodes} nodes"
             lines.append(
-                f"  {one.op:<16} {one.axis:>12} {one.ranks:>7} {place:<10}{one.count:>9,} {one.bytes / GIB:>12.3f} "
+                f"  {one.op:<16} {one.axis:>12} {one.ranks:>7} {place:<10}{one.count:>9,} {one.bytes / unit:>12.3f} "
                 f"{one.seconds:>9.3f} {one.exposed:>9.3f}   {' and '.join(one.beside) or '-'}"
             )
         lines += ["  exposed: the seconds that the computation of the phases beside it does not hide", ""]
@@ -140,7 +146,12 @@ class Result:
         lines += [
             f"seconds, a model and not a measurement: {self.seconds['total']:.3f}, MFU {self.mfu():.1%}; "
             f"not below {self.bound:.3f}, MFU {self.mfu(self.bound):.1%}",
-            *(f"  {kind:<14}{s:9.3f}" for kind, s in sorted(self.seconds.items(), key=lambda i: -i[1]) if kind != "total"),
+            f"  {'':<14}{'estimate':>9}{'bound':>9}",
+            *(
+                f"  {kind:<14}{s:9.3f}{self.bounds.get(kind, 0.0):9.3f}"
+                for kind, s in sorted(self.seconds.items(), key=lambda item: -item[1])
+                if kind != "total"
+            ),
             f"  {self.flops / 1e12:,.1f} TFLOPs, {self.traffic / 1e12:,.2f} TB of memory traffic on this rank",
             f"  {self.gpu}, NVIDIA's data sheet: {self.card.peak / 1e12:,.4g} TFLOP/s, {self.card.bandwidth / 1e12:.3g} TB/s, "
             f"{self.card.link / 1e9:,.0f} GB/s to its node, {self.card.network / 1e9:,.4g} GB/s to others",
@@ -185,7 +196,7 @@ class Result:
         for i, kind in enumerate(KINDS):
             shapes.append(f'<rect x="{60 + 118 * i}" y="{height - 22}" width="12" height="12" fill="{COLORS[kind]}"/>')
             shapes.append(f'<text x="{76 + 118 * i}" y="{height - 12}">{kind}</text>')
-        label = f"Memory by kind over the step; the peak is {self.peak_bytes / GIB:.2f} GiB"
+        label = f"Memory by kind over the step; the peak is {self.peak_bytes / GIB:.3g} GiB"
         style = 'font-family="sans-serif" font-size="12" fill="#333"'
         return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}" {style}>{"".join(shapes)}</svg>'
 

@@ -93,7 +93,7 @@ def simulate(
         highest=memory.highest, at_update=watch.at_update, timeline=memory.timeline,
         collectives=meter.overlapped(), host_waits=dict(machine.waits), copied=machine.copied,
         operations=dict(meter.operations), flops=meter.flops, traffic=meter.traffic, seconds=meter.seconds(),
-        bound=meter.bound(), useful=useful,
+        bounds=meter.bounds(), useful=useful,
     )  # fmt: skip
 
 
