@@ -1,8 +1,8 @@
 """What would a page load that it does not need? 2.6 MB, which are left out when all pages are written.
 
 1. Font Awesome: a script of 1.4 MB and a font of 156 kB draw a dozen icons. Their outlines are taken from that script, of the
-   installed theme, into a style sheet with only the icons that the site has, and those that the theme's styles name. The theme's
-   own style no longer declares the fonts, or a browser may load them for the height of a line.
+   installed theme, into a style sheet with only the icons that the site has, and those that the theme's styles name. The
+   theme's own style no longer declares the fonts: a browser may load them for the height of a line.
 2. The index of the search, on every page: only search.html searches.
 3. The styles of thousands of characters of formulas (mathematics.py): those that occur stay.
 """
