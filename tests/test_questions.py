@@ -16,7 +16,7 @@ import pytest
 import torch
 
 pytest.importorskip("plotly", reason='ngpt_book needs plotly: pip install "ngpt-core[notebook]"')
-from ngpt_book.questions import Axis, Choice, Curve, Expression, Number, Option, Sketch, Slip, page
+from ngpt_book.questions import Axis, Choice, Curve, Expression, Mistake, Number, Option, Sketch, page
 from ngpt_book.questions.expression import evaluate
 
 BOOK = Path(__file__).parent.parent / "book"
@@ -134,14 +134,14 @@ AXIS = Axis("x", 0, 1)
         (lambda: Choice("A b", "?", []), "lowercase words"),
         (lambda: Number("n", "?", truth=math.nan, because="b"), "its answer is nan"),
         (lambda: Number("n", "?", truth=0.0, because="b"), "its answer is 0.0"),
-        (lambda: Number("n", "?", truth=2.0, because="b", slips=[Slip(2.01, "w")]), "would count as right"),
+        (lambda: Number("n", "?", truth=2.0, because="b", mistakes=[Mistake(2.01, "w")]), "would count as right"),
         (lambda: Curve("c", "?", truth=lambda x: x / 0 * 0, because="b", x=AXIS, y=AXIS), "not finite everywhere"),
         (lambda: Curve("c", "?", truth=line, because="b", x=AXIS, y=AXIS, sketches=[Sketch(line, "w")]), "only 0.00 of"),
         (lambda: Expression("e", "?", truth=lambda r: 2 * r, answer="3*r", symbols={"r": (1, 2)}), "3[*]r is"),
         (lambda: Expression("e", "?", truth=lambda e: e, answer="e", symbols={"e": (1, 2)}), "may not be named"),
         (
             lambda: Expression(
-                "e", "?", truth=lambda r: 2 * r, answer="2*r", symbols={"r": (1, 2)}, slips=[Slip("r + r", "w")]
+                "e", "?", truth=lambda r: 2 * r, answer="2*r", symbols={"r": (1, 2)}, mistakes=[Mistake("r + r", "w")]
             ),
             "the values of the truth",
         ),
@@ -192,5 +192,5 @@ def test_a_place_on_an_axis_and_its_value_are_inverse():
 
 
 def test_a_mistake_near_the_truth_is_told_apart_from_it():
-    slips = Number("n", "?", truth=100.0, because="b", tolerance=0.02, slips=[Slip(103.0, "w")]).spec()["slips"]
-    assert slips == [[103.0, 1.5]]  # its reach ends before that of the truth begins
+    mistakes = Number("n", "?", truth=100.0, because="b", tolerance=0.02, mistakes=[Mistake(103.0, "w")]).spec()["mistakes"]
+    assert mistakes == [[103.0, 1.5]]  # its reach ends before that of the truth begins

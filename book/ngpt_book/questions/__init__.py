@@ -1,6 +1,6 @@
 """How does the book ask its readers something, and how does it answer?
 
-    from ngpt_book.questions import Choice, Option, Number, Slip, Curve, Axis, Sketch, Expression
+    from ngpt_book.questions import Choice, Option, Number, Mistake, Curve, Axis, Sketch, Expression
 
     Choice("gate-below", "Is the step larger?", [Option("larger", holds=ours > adams, why="..."), Option(...), ...])
 
@@ -15,6 +15,6 @@ page.py         a question as HTML that works without Python; plot.py: the axes 
 checker.js      reads numbers and formulas, without eval            questions.js, questions.css   what the reader sees
 """
 
-from .forms import Axis, Choice, Curve, Expression, Number, Option, Question, Sketch, Slip
+from .forms import Axis, Choice, Curve, Expression, Mistake, Number, Option, Question, Sketch
 
-__all__ = ["Axis", "Choice", "Curve", "Expression", "Number", "Option", "Question", "Sketch", "Slip"]
+__all__ = ["Axis", "Choice", "Curve", "Expression", "Mistake", "Number", "Option", "Question", "Sketch"]

@@ -40,7 +40,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Slip:
+class Mistake:
     """A common mistake: the number, or the function, that it leads to, and where it comes from."""
 
     value: Any
@@ -123,7 +123,7 @@ class Number(Question):
     truth: what the package computes.
     because: the reason, shown with the answer.
     tolerance: how far an answer may be off, as a share of the truth; ``within`` says it absolutely instead.
-    slips: numbers that common mistakes lead to.
+    mistakes: numbers that common mistakes lead to.
     shown: the answer as text; by default three digits.
     """
 
@@ -133,7 +133,7 @@ class Number(Question):
     unit: str = ""
     tolerance: float = 0.02
     within: float | None = None
-    slips: Sequence[Slip] = ()
+    mistakes: Sequence[Mistake] = ()
     shown: str = ""
 
     def reach(self, value: float) -> float:
@@ -143,17 +143,17 @@ class Number(Question):
     def check(self) -> None:
         truth = float(self.truth)
         _require(math.isfinite(truth) and self.reach(truth) > 0, self.name, f"its answer is {truth} +- {self.reach(truth)}.")
-        for slip in self.slips:
-            apart = abs(float(slip.value) - truth) > 1.0001 * self.reach(truth)
-            _require(apart, self.name, f"the mistake {float(slip.value):g} would count as right (the answer is {truth:g}).")
+        for mistake in self.mistakes:
+            apart = abs(float(mistake.value) - truth) > 1.0001 * self.reach(truth)
+            _require(apart, self.name, f"the mistake {float(mistake.value):g} would count as right (the answer is {truth:g}).")
 
     def answer(self) -> str:
         return self.shown or f"{float(self.truth):.3g}{'' if self.unit in '°%' else ' '}{self.unit}".strip()
 
     def spec(self) -> dict:
         truth = float(self.truth)
-        slips = [[float(s.value), min(self.reach(float(s.value)), abs(float(s.value) - truth) / 2)] for s in self.slips]
-        return {"truth": truth, "reach": self.reach(truth), "slips": slips, "why": [s.why for s in self.slips]}
+        mistakes = [[float(s.value), min(self.reach(float(s.value)), abs(float(s.value) - truth) / 2)] for s in self.mistakes]
+        return {"truth": truth, "reach": self.reach(truth), "mistakes": mistakes, "why": [s.why for s in self.mistakes]}
 
 
 @dataclass(frozen=True, repr=False)
@@ -230,7 +230,7 @@ class Expression(Question):
     truth: the package's function of the symbols, by keyword.
     answer: the formula as a reader could type it; it must agree with ``truth``.
     symbols: each name as it is typed, and the range from which its values are drawn.
-    slips: functions, or formulas, that common mistakes lead to.
+    mistakes: functions, or formulas, that common mistakes lead to.
     """
 
     kind: ClassVar[str] = "expression"
@@ -238,7 +238,7 @@ class Expression(Question):
     answer: str
     symbols: Mapping[str, tuple[float, float]]
     because: str = ""
-    slips: Sequence[Slip] = ()
+    mistakes: Sequence[Mistake] = ()
 
     def points(self) -> list[dict[str, float]]:
         """The points at which formulas are compared: drawn by the question's name, so the same in every run."""
@@ -257,14 +257,14 @@ class Expression(Question):
         truth, answer = self.values(self.truth), self.values(self.answer)
         agree = all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-9) for a, b in zip(truth, answer, strict=True))
         _require(agree, self.name, f"{self.answer} is {answer[0]:g} where the package's function is {truth[0]:g}.")
-        for slip in self.slips:
-            pairs = zip(self.values(slip.value), truth, strict=True)
+        for mistake in self.mistakes:
+            pairs = zip(self.values(mistake.value), truth, strict=True)
             apart = any(not math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
-            _require(apart, self.name, f"the mistake {slip.value!r} has the values of the truth.")
+            _require(apart, self.name, f"the mistake {mistake.value!r} has the values of the truth.")
 
     def spec(self) -> dict:
-        slips = [self.values(s.value) for s in self.slips]
+        mistakes = [self.values(s.value) for s in self.mistakes]
         return {
-            "symbols": list(self.symbols), "points": self.points(), "truth": self.values(self.answer), "slips": slips,
-            "why": [s.why for s in self.slips], "answer": self.answer,
+            "symbols": list(self.symbols), "points": self.points(), "truth": self.values(self.answer), "mistakes": mistakes,
+            "why": [s.why for s in self.mistakes], "answer": self.answer,
         }  # fmt: skip

@@ -53,8 +53,8 @@ function number(element, spec) {
   return line(element, (value) => {
     const off = Math.abs(value - spec.truth);
     if (off <= spec.reach) return { right: true, why: "" };
-    const slip = spec.slips.findIndex(([wrong, reach]) => Math.abs(value - wrong) <= reach);
-    if (slip >= 0) return { right: false, why: spec.why[slip] };
+    const mistake = spec.mistakes.findIndex(([wrong, reach]) => Math.abs(value - wrong) <= reach);
+    if (mistake >= 0) return { right: false, why: spec.why[mistake] };
     if (off <= 4 * spec.reach) return { right: false, why: "Close: look at the last digits." };
     if (value * spec.truth < 0) return { right: false, why: "The sign is another." };
     const times = value / spec.truth, factor = Math.max(times, 1 / times);
@@ -68,8 +68,8 @@ function expression(element, spec) {
   return line(element, (mine) => {
     const values = spec.points.map(mine);
     if (same(values, spec.truth)) return { right: true, why: "" };
-    const slip = spec.slips.findIndex((wrong) => same(values, wrong));
-    if (slip >= 0) return { right: false, why: spec.why[slip] };
+    const mistake = spec.mistakes.findIndex((wrong) => same(values, wrong));
+    if (mistake >= 0) return { right: false, why: spec.why[mistake] };
     const at = spec.symbols.map((s) => `${s} = ${spec.points[0][s]}`).join(", ");
     const got = Number.isFinite(values[0]) ? `gives ${values[0].toPrecision(4)}` : "has no value";
     return { right: false, why: `At ${at} your formula ${got}, which is ${values[0] > spec.truth[0] ? "too large" : "not the right value"}.` };
