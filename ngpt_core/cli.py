@@ -346,7 +346,8 @@ def _add_simulate(command: Command, chosen: str) -> None:
         "Run one real training step on tensors without memory and ranks that do not exist, and report what a GPU would do: "
         "memory by kind and where its peak is, messages between ranks, waits of the host, an estimate of the time. Takes every "
         "flag of ngpt train; --out is an HTML page with a picture of the memory. Without --data it reads a "
-        "synthetic corpus. Exits with 1 if the run does not fit.",
+        "synthetic corpus. A full-size preset without any flag of the layout (--micro-batch, --activation-checkpointing, "
+        "--expert-parallel, --replicas) has the layout that ngpt plan chooses. Exits with 1 if the run does not fit.",
     )
     sub.add_argument("--gpus", type=int, default=8, help="number of GPUs (default: 8)")
     sub.add_argument("--gpu", default="h100-80gb", help=f"the kind of GPU: {', '.join(GPUS)} (default: h100-80gb)")
@@ -365,7 +366,9 @@ def _add_simulate(command: Command, chosen: str) -> None:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    from .tools.plan import alternatives
+    from .presets import FULL_SIZE
+    from .tools.layout import LAYOUT
+    from .tools.plan import alternatives, as_flag
     from .tools.simulate.step import simulate_for
     from .train.config import given
 
@@ -374,6 +377,9 @@ def _simulate(args: argparse.Namespace) -> int:
     result = simulate_for(settings, model_settings, args.gpus, args.gpu, args.routing, args.kernels, args.document_length)
     advice = [] if result.fits else alternatives(result.model, result.config, args.gpus, args.gpu, args.document_length)
     print(result.text(advice))
+    if result.fits and result.model.name in FULL_SIZE and not set(LAYOUT) & set(settings):
+        flags = " ".join(as_flag(name, getattr(result.config, name)) for name in LAYOUT)
+        print(f"\nngpt plan chose this layout; give it to ngpt train, which chooses none: {flags}")
     if args.json_file:
         result.write_json(args.json_file)
     if page:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ import ngpt_core as ng
 from ngpt_core.cli import main
 from ngpt_core.nn.fused import plain
 from ngpt_core.optim.sharding import local
-from ngpt_core.tools.simulate import simulate, simulate_for
+from ngpt_core.tools.layout import LAYOUT, fastest
+from ngpt_core.tools.simulate import simulate, simulate_for, step
 from ngpt_core.tools.simulate.corpus import synthetic
 from ngpt_core.tools.simulate.kernels import SHAPES
 from ngpt_core.tools.simulate.machine import Machine
@@ -237,6 +239,18 @@ def test_the_optimizer_reads_sixteen_bytes_of_each_parameter_and_writes_twelve()
     found = simulate_for({**COMMON, "seq_len": 16}, {"preset": "1B", "pattern": "ME", "vocab_size": 256})
     moved = found.bounds["optimizer"] * found.card.bandwidth / (found.memory["parameters"] / 4)
     assert moved == pytest.approx(28, rel=0.01)
+
+
+def test_a_full_size_model_has_the_layout_of_the_plan_unless_part_of_it_is_given(monkeypatch):
+    monkeypatch.setattr(step, "simulate", lambda model, config, *_: config)
+    config = {"pattern": "ME", "vocab_size": 256}
+    free = simulate_for({}, {"preset": "1B", **config})
+    run = TrainConfig(batch_size=512, seq_len=8192, precision="bf16", scaled=False)
+    best = fastest(replace(ng.preset("1B"), **config), run, 8, "h100-80gb", set(), 2000)
+    assert [getattr(free, name) for name in LAYOUT] == [getattr(best, name) for name in LAYOUT]
+    given = simulate_for({"activation_checkpointing": "full"}, {"preset": "1B", **config})
+    assert (given.micro_batch, given.expert_parallel) == (TrainConfig().micro_batch, 1) and given.batch_size == 512
+    assert simulate_for({}, {"preset": "pico"}).micro_batch == TrainConfig().micro_batch
 
 
 def test_micro_batches_that_are_not_simulated_are_counted():

@@ -30,7 +30,7 @@ from ..train.config import (
 from ..train.flops import flops_per_token
 from .layout import DOCUMENTS, LAYOUT, candidates, fastest, memory, messages, seconds
 
-__all__ = ["alternatives", "plan", "plan_for"]
+__all__ = ["alternatives", "as_flag", "plan", "plan_for"]
 
 WIDTH = 84  # columns of the page
 
@@ -49,14 +49,14 @@ def alternatives(model: ModelConfig, config: TrainConfig, ranks: int, gpu: str, 
     for name, value in changes:
         changed = replace(config, **{name: value})
         if changed != config and name not in found and _fits(model, changed, ranks, gpu, document_length):
-            found[name] = _as_flag(name, value)
+            found[name] = as_flag(name, value)
     more = ranks
     while not found and more <= 65536:
         larger = replace(config, batch_size=max(config.batch_size, more))
         if larger.batch_size % more == 0 and (best := fastest(model, larger, more, gpu, set(), document_length)):
             flags = [f"--gpus {more}"] if more > ranks else []
             flags += [f"--batch-size {best.batch_size}"] if best.batch_size > config.batch_size else []
-            found["layout"] = " ".join([*flags, *(_as_flag(name, getattr(best, name)) for name in LAYOUT)])
+            found["layout"] = " ".join([*flags, *(as_flag(name, getattr(best, name)) for name in LAYOUT)])
         more *= 2
     return list(found.values())
 
@@ -228,7 +228,7 @@ def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, ste
         for f in fields(chosen):
             value = getattr(chosen, f.name)
             if f.name not in not_flags and value != getattr(default, f.name):
-                flags.append(_as_flag(f.name, value))
+                flags.append(as_flag(f.name, value))
     data = "DIR" if config.data == TrainConfig().data else " ".join(map(quote, config.data))
     where = f"--data {data} --out {quote(config.out or 'RUN')} --resume"
     train = [f"-m ngpt_core train --preset {model.name or 'pico'}", *filter(None, flags), where]
@@ -244,7 +244,8 @@ def _commands(model: ModelConfig, config: TrainConfig, gpus: int, card: Gpu, ste
     ]
 
 
-def _as_flag(name: str, value: object) -> str:
+def as_flag(name: str, value: object) -> str:
+    """A setting as it is written on the command line."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"

@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from ...config import ModelConfig
 from ...gpus import GPUS, Gpu
 from ...optim.sharding import is_dtensor, local
+from ...presets import FULL_SIZE
 from ...rehearsal import rehearse
 from ...train.config import TrainConfig, check_length, check_recipe, model_config, run_defaults, total_steps
 from ...train.flops import flops_per_token
@@ -51,9 +52,16 @@ def simulate_for(
     kernels: str = "cuda",
     document_length: int = 2000,
 ) -> Result:
-    """``simulate`` from a user's settings, those of ``ngpt train``."""
+    """``simulate`` from a user's settings, those of ``ngpt train``. A full-size model without any setting of the layout has the
+    one that ``ngpt plan`` chooses."""
+    from ..layout import LAYOUT, fastest  # imports the simulator
+
     model = model_config(model_settings)
     config = TrainConfig.from_dict({**run_defaults(model), **settings})
+    if model.name in FULL_SIZE and not set(LAYOUT) & set(settings):
+        resolved = _checked(model, config, gpus, gpu, routing, kernels, document_length)
+        best = fastest(model, resolved, gpus, gpu, set(), document_length)
+        config = replace(config, **{name: getattr(best, name) for name in LAYOUT}) if best else config
     corpora = open_blend(config.data, model.vocab_size, reader=partial(named_tokenizer, config)) if "data" in settings else None
     return simulate(model, config, gpus, gpu, routing, kernels, document_length, corpora)
 
