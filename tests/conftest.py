@@ -1,6 +1,7 @@
-"""What does every test share? One thread, one seed, and a packed corpus."""
+"""What does every test share? One thread, one seed, nothing compiled yet, and a packed corpus."""
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,6 +21,8 @@ hypothesis.settings.load_profile("patient")
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # what earlier tests have compiled counts towards Dynamo's limit of recompilations
 
 
 @pytest.fixture(scope="session")

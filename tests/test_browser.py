@@ -415,7 +415,7 @@ def test_a_page_is_light_and_stands_still(browser, site, address, page_of_the_bo
             browser.settled()
         browser.wait("return ![...document.querySelectorAll('[data-state=waiting]')].length", 60)
         shifts = browser.js("return window.shifts")
-        assert sum(value for value, sources in shifts if not sources.startswith(CONTENTS)) < 0.1, shifts
+        assert sum(value for value, sources in shifts if CONTENTS not in sources) < 0.1, shifts
     finally:
         browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
 

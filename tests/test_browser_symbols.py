@@ -50,7 +50,7 @@ def test_a_pointer_over_one_place_highlights_the_other_two(browser, site, addres
         assert not any(browser.js(LIT, PLACES).values())
     ActionChains(browser.driver).move_to_element(first(browser, "equation", "ε_gate")).perform()
     slider, code = browser.find(".ngs-tip button")
-    assert slider.text == "slider, Figure 5.1" and code.text.startswith("gate, line")
+    assert slider.text == "slider, Figure 5.2" and code.text.startswith("gate, line")
     slider.click()  # it leads there
     box = "const r = document.querySelector('.ngx-row.ngs-on').getBoundingClientRect();"
     browser.wait(f"{box} return r.top > 0 && r.bottom < innerHeight", 5)

@@ -256,7 +256,6 @@ def test_gradients_are_finite_and_reach_every_parameter_even_at_zero_vectors(nor
 # ---- machines --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("normalized", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["nGPT", "GPT"])
 def test_every_block_compiles_as_one_graph_with_its_gradients(normalized):
-    torch._dynamo.reset()  # other tests of this process have used up some of the recompilations
     model = make(normalized)
     documents = torch.tensor([[0] * 9 + [1] * 11] * 2)
     h = sphere.random(2, 20, 48, dtype=torch.float64).requires_grad_()
