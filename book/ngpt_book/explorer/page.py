@@ -32,7 +32,6 @@ HERE = Path(__file__).parent
 SHORT = 24  # a still array up to this length is written out, a longer one is packed
 SOURCES = ("grid.js", "text.js", "paint.js", "scene.js", "ghost.js", "save.js", "touch.js", "explorer.js")
 NARROW = 340  # the height on a phone of a figure that does not choose its own: paint.js
-SOLIDS = {"scatter3d", "surface"}
 
 _seen: Counter[str] = Counter()
 
@@ -148,7 +147,7 @@ def _buttons(p: Slider, name: str) -> str:
 def block(ident: str, spec: dict, *, still: str, alt: str, setting: str = "", panel: str = "") -> str:
     """The whole drawing as HTML. ``setting``: what the still picture shows, for paper and pages without scripts."""
     kind, key = ("explorer", html.escape(spec["key"])) if panel else ("picture", "figure")
-    solid = "solid" if SOLIDS & {trace.get("type") for trace in spec["data"]} else "flat"
+    solid = "solid" if any(trace.get("type") in labels.SOLIDS for trace in spec["data"]) else "flat"
     height = spec["layout"].get("height") or TEMPLATE.layout.height
     narrow = spec["layout"].get("height") or NARROW
     under = f'<p class="ngx-setting">{setting}</p>' if setting else ""
@@ -175,6 +174,7 @@ class Picture:
         if placed := labels.named(self.figure, tree):
             for number, (x, y) in zip(placed.annotations, placed.places(tree)[0], strict=True):
                 self.figure.layout.annotations[number].update(x=x, y=y)
+        labels.tightened(self.figure)
 
     def to_html(self) -> str:
         ident = unique_id(hashlib.sha1(self.alt.encode()).hexdigest()[:8])
