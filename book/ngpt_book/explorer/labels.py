@@ -202,7 +202,9 @@ def _best(curve, others, guides, axes, half: float, placed: list, wanted) -> tup
     centers = (anchors[:, None] + moves[None]).reshape(-1, 2)
     inside = np.clip(centers, [left + half + 1, top + HALF], [max(right - half - 1, left + half + 1), bottom - HALF])
     mine = _gap(inside, half, seen)
-    rest, guide = (_gap(inside, half, np.concatenate(x)) if any(map(len, x)) else np.full(len(inside), 99.0) for x in (others, guides))
+    rest, guide = (
+        _gap(inside, half, np.concatenate(x)) if any(map(len, x)) else np.full(len(inside), 99.0) for x in (others, guides)
+    )
     clash = np.zeros(len(inside))
     for center, reach in placed:
         clash += (np.abs(inside - center) < [half + reach + 3, 2 * HALF]).all(1)

@@ -12,6 +12,7 @@ picture, in a box of the drawing's size.
 import hashlib
 import html
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -124,7 +125,8 @@ def panel(ident: str, params: Mapping[str, Slider], readout: Sequence[str]) -> s
             f'data-symbol="{html.escape(symbol)}" aria-valuetext="{shown}" autocomplete="off">'
             f'<output for="{tied}"{hidden}>{shown}</output></div>'
         )
-    texts = "".join(f'<span class="ngx-reading">{text}</span>' for text in readout)
+    whole = (re.sub(r"[\d.]+e[-+]\d+", r"<span>\g<0></span>", text) for text in readout)  # as in explorer.js
+    texts = "".join(f'<span class="ngx-reading">{text}</span>' for text in whole)
     return (
         f'<div class="ngx-panel" inert>{"".join(rows)}<div class="ngx-foot">'
         f'<div class="ngx-readout" role="status">{texts}</div>'
