@@ -81,7 +81,7 @@ def test_a_name_keeps_away_from_numbers_at_points_and_from_guides():
     drawn.add_scatter(x=[0, 1], y=[0.45, 0.45], mode="lines", line_dash="dash")  # a guide
     drawn.data[0].showlegend, drawn.data[1].showlegend, drawn.data[2].showlegend = True, False, False
     tree = binding.tree_of(drawn)
-    ((x, y),), free = labels.named(drawn, tree).places(tree)
+    ((_, y),), free = labels.named(drawn, tree).places(tree)
     assert free and min(abs(y - 0.45), abs(y - 0.60)) * labels.HIGH > labels.HALF
 
 

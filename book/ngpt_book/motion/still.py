@@ -145,7 +145,7 @@ def mark(spec: dict[str, Any], box: Box, frame: float) -> str:
 
 def spelled(text: str) -> str:
     """Text for SVG; s_z gets its index."""
-    index = r'\1<tspan dy="3" font-size="75%">\2</tspan><tspan dy="-3">&#8203;</tspan>'
+    index = r'\1<tspan dy="3" font-size="10.5">\2</tspan><tspan dy="-3">&#8203;</tspan>'
     return re.sub(r"\b([a-z])_([a-z]+)\b", index, html.escape(text))
 
 
