@@ -35,7 +35,7 @@ async function start(element) {
   const moving = movingTraces(spec.bind, figure.data);
   const position = sliders.map((s) => s.default), names = sliders.map((s) => `${key}.${s.name}`);
   const solidly = !figure.data.some(solid) || hasWebgl();
-  let width = 0, paint = "", shown = figure, past = [], lastKey = 0;
+  let width = 0, paint = "", shown = figure, past = [], lastKey = -Infinity;
   let queued = true;  // until the first drawing, which shows all that was moved before it
 
   const escaped = (text) => text.replace(/[&<>]/g, (c) => `&#${c.charCodeAt(0)};`);
