@@ -10,5 +10,7 @@ from pathlib import Path
 if __name__ == "__main__":
     out = Path(__file__).with_name("switches.json")
     found = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "switches.json").read_text())
-    out.write_text(json.dumps({key: found[key] for key in ("steps", "cost", "loss", "difference")}, indent=1) + "\n")
+    out.write_text(
+        json.dumps({key: found[key] for key in ("steps", "cost", "loss", "difference")}, separators=(",", ":")) + "\n"
+    )
     print(f"wrote {out.name}")

@@ -21,10 +21,10 @@ DIFFERENCES: dict[str, tuple[float, float]] = {name: tuple(gap) for name, gap in
 """Switch -> (mean, standard deviation) of its loss minus that of the same run without it, over the seeds."""
 WORDS = {  # for the picture that opens the chapter
     "eps_gate: median": "gate: opens at the median",
-    "transport: parallel": "momentum moves along",
+    "transport: parallel": "momentum turns with the row",
     "q = 0.5, positive s_z": "half of LGP: q = 0.5",
     "PMEN: tau = 0": "noise only where v = 0",
-    "dt unscaled": "s_mamba leaves dt alone",
+    "dt unscaled": "dt without the Mamba scale",
     "vectors s_mamba and s_moe": "vectors instead of scalars",
     "warmup: one for all, then decay": "one warmup before the decay",
 }
@@ -110,7 +110,7 @@ def powers_figure(v: dict) -> go.Figure:
 
 
 # ---- the first moment of a row that turns ----------------------------------------------------------------------------
-STEPS = 120
+STEPS = 240
 WAYS = {"not transported": None, "projected": "project", "transported": "parallel"}
 
 
