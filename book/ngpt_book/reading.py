@@ -30,7 +30,7 @@ CHAPTERS: dict[str, tuple[str, tuple[str, ...], tuple[int, int]]] = {
     "08_experts": ("Experts", ("08_mamba2",), (3, 1)),
     "07_spikes_and_silence": ("Spikes", ("06_geometry",), (2, 3)),
     "09_whole_recipe": ("The recipe", ("08_experts", "03_lgp", "04_log_decay", "07_spikes_and_silence"), (4, 1)),
-    "09_does_it_work": ("Does it work?", ("09_whole_recipe",), (5, 0)),
+    "09_does_it_work": ("Evidence", ("09_whole_recipe",), (5, 0)),
     "09_scaling_down": ("Small runs", ("09_whole_recipe",), (5, 1)),
     "13_left_open": ("Left open", ("09_whole_recipe",), (5, 2)),
     "10_ladder": ("The ladder", ("09_does_it_work",), (6, 0)),

@@ -113,11 +113,12 @@ def number_pages(app: Sphinx, env) -> list[str]:
     for page, number in reading.numbers(Path(app.srcdir) / "_toc.yml").items():
         if "." in number and page in env.titles:
             parts = tuple(map(int, number.split(".")))
-            if env.toc_secnumbers.get(page, {}).get("") != parts:
-                env.toc_secnumbers[page] = {"": parts}
+            title, *sections = env.tocs[page].findall(nodes.reference)
+            found = {title["anchorname"]: parts, **{section["anchorname"]: None for section in sections}}
+            if env.toc_secnumbers.get(page) != found:
+                env.toc_secnumbers[page] = found
                 changed.append(page)
-            env.titles[page]["secnumber"] = parts
-            next(env.tocs[page].findall(nodes.reference))["secnumber"] = parts
+            env.titles[page]["secnumber"] = title["secnumber"] = parts
     return changed
 
 
