@@ -153,7 +153,7 @@ def test_compressed_and_binary_files_are_not_packed_as_text(tmp_path):
             pack_files([str(tmp_path / name)], tmp_path / "c", ByteTokenizer())
     (tmp_path / "utf16.txt").write_bytes("text, and more of it; ".encode("utf-16"))
     for separator in (None, ";"):
-        with pytest.raises(ValueError, match=r"utf16.txt is not text: it has a zero byte"):
+        with pytest.raises(ValueError, match=r"utf16.txt is not text: it contains a zero byte"):
             pack_files([str(tmp_path / "utf16.txt")], tmp_path / "c", ByteTokenizer(), separator=separator)
     assert not (tmp_path / "c").exists()
 
@@ -410,7 +410,7 @@ def test_a_shard_cut_short_is_found_when_the_corpus_is_opened(corpus):
 def remembered(tmp_path, monkeypatch):
     """A corpus large enough to be remembered, and a counter of the files that are read."""
     monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("ngpt_core.data.verified.LEAST", 0)
+    monkeypatch.setattr("ngpt_core.data.verified.MIN_BYTES", 0)
     read, real = [], seal.sha256
     monkeypatch.setattr(seal, "sha256", lambda path: read.append(Path(path).name) or real(path))
     pack([b"some text " * 40] * 40, tmp_path / "corpus", ByteTokenizer(), val_fraction=0.1)
@@ -804,7 +804,7 @@ def test_a_compressed_bomb_is_not_expanded(tmp_path, monkeypatch):
     bomb = tmp_path / "bomb.txt.gz"
     bomb.write_bytes(gzip.compress(b"a" * 10_000_000))
     assert len(next(iter(documents(str(bomb))))) == 10_000_000  # a small one may expand to a gigabyte
-    monkeypatch.setattr("ngpt_core.data.sources.LEAST_EXPANSION", 1000)
+    monkeypatch.setattr("ngpt_core.data.sources.ALWAYS_ALLOWED", 1000)
     shutil.copy(bomb, tmp_path / "bomb.jsonl.gz")
     many = pyarrow.table({"text": ["a" * 100_000] * 20})  # as a dictionary: the text is stored once
     few = pyarrow.table({"text": ["a" * 1_000_000]})
@@ -832,15 +832,15 @@ def test_a_download_has_limits_in_size_and_time(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: Slow())
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    with pytest.raises(ValueError, match="less than 1024 bytes per second arrive"):
+    with pytest.raises(ValueError, match="it is slower than 1024 bytes per second"):
         download("http://slow/x.txt", tmp_path)
     assert clock[0] < 200
-    monkeypatch.setattr("ngpt_core.data.sources.MOST_BYTES", 10)
+    monkeypatch.setattr("ngpt_core.data.sources.MAX_BYTES", 10)
     with pytest.raises(ValueError, match="it has more than 10 bytes"):
         download("http://large/x.txt", tmp_path)
-    monkeypatch.setattr("ngpt_core.data.sources.PATIENCE", 0.1)
+    monkeypatch.setattr("ngpt_core.data.sources.HEADER_TIMEOUT", 0.1)
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: threading.Event().wait(10))
-    with pytest.raises(ValueError, match=r"the server has not answered within 0\.1 seconds"):
+    with pytest.raises(ValueError, match=r"the server did not answer within 0\.1 seconds"):
         download("http://header/x.txt", tmp_path)
 
 
