@@ -576,13 +576,13 @@ def test_a_config_that_was_edited_is_not_blamed_on_the_checkpoint(straight):
     del record["seal"]
     edited = {"model": {**record["model"], "d_model": 64}}
     write_sealed(straight / "config.json", {**record, **edited})
-    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another d_model\."):
+    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: they differ in d_model\."):
         resume(straight)
     write_sealed(straight / "config.json", {**record, "train": {**record["train"], "batch_size": 8}})
-    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another batch_size\."):
+    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: they differ in batch_size\."):
         resume(straight)
     write_sealed(straight / "config.json", {**record, "id": "that of another run"})
-    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another id\."):
+    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: they differ in id\."):
         resume(straight)
     for change, words in (
         ({"steps": "six"}, "'steps' is missing or has the wrong type"),

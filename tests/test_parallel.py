@@ -389,5 +389,5 @@ def test_more_ranks_than_gpus_are_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ValueError, match="local rank 2 needs a GPU of its own, and this machine has 2: lower --nproc-per-node"):
+    with pytest.raises(ValueError, match="local rank 2 needs its own GPU, but this machine has 2: lower --nproc-per-node"):
         start(TrainConfig())

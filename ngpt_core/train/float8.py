@@ -52,7 +52,7 @@ class Float8Products(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _product(self, x: Tensor, w: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():  # a compiler would make its code again for every number
+        if not torch.compiler.is_compiling():  # compiled code would be specialized to each value
             self.count += 1
         return self.multiply(x, w, self.mm_config, self.config)
 
