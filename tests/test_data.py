@@ -832,7 +832,7 @@ def test_a_download_has_limits_in_size_and_time(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: Slow())
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    with pytest.raises(ValueError, match="it is slower than 1024 bytes per second"):
+    with pytest.raises(ValueError, match="it is slower than 1024 bytes/s"):
         download("http://slow/x.txt", tmp_path)
     assert clock[0] < 200
     monkeypatch.setattr("ngpt_core.data.sources.MAX_BYTES", 10)

@@ -186,7 +186,7 @@ BUILT_IN = {"embedded": embedded, "stdlib": stdlib}  # the corpora that --data t
 
 
 def _cached(title: str, digest: str, texts: Iterable[bytes], val_fraction: float) -> Corpus:
-    """The texts, packed into the cache as bytes, once. The folder's name contains their checksum, so other texts go elsewhere."""
+    """The texts, packed into the cache as bytes, once. The folder's name contains their checksum: other texts go elsewhere."""
     folder = cache_folder() / f"{title}-{digest[:12]}-{FORMAT}-sealed"
     if not (folder / "manifest.json").exists():
         try:

@@ -299,7 +299,7 @@ def _fetch(url: str, file: BufferedIOBase) -> None:
                     raise ValueError(f"could not download {url}: it has more than {MAX_BYTES:,} bytes.")
                 if (now := time.monotonic()) - began > 60:
                     if size - mark < 60 * MIN_SPEED:
-                        raise ValueError(f"could not download {url}: it is slower than {MIN_SPEED} bytes per second; try again.")
+                        raise ValueError(f"could not download {url}: it is slower than {MIN_SPEED} bytes/s; try again.")
                     mark, began = size, now
             if response.length:  # announced but not read: a connection that ends early looks like the end of the file
                 raise http.client.IncompleteRead(b"", response.length)

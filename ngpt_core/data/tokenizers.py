@@ -179,9 +179,7 @@ def from_description(description: dict, folder: Path) -> Tokenizer:
         if spec.startswith("tiktoken:"):
             return _Tiktoken(spec, offline=True)
         if spec != "bytes":
-            raise ValueError(
-                f"{folder} names the tokenizer {spec!r} but has no copy of it: pass it with --tokenizer."
-            )
+            raise ValueError(f"{folder} names the tokenizer {spec!r} but has no copy of it: pass it with --tokenizer.")
         return ByteTokenizer()
     path = folder / "tokenizer.json"
     if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != description["sha256"]:

@@ -64,7 +64,7 @@ def chunk_length(h: Tensor) -> int:
 
 def chunks(N: int, most: int) -> list[slice]:
     """Slices of N rows, at most ``most`` each, as few as possible and of equal length, give or take one row. If a few more
-    slices divide N evenly, those."""
+    slices divide N evenly, that many."""
     fewest = -(-N // most)
     count = next((n for n in range(fewest, fewest + fewest // 4 + 1) if n and N % n == 0), fewest)
     ends = [N * (i + 1) // count for i in range(count)]

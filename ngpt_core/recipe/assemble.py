@@ -115,7 +115,7 @@ def param_groups(
 
 
 def _check_used(own: Mapping[str, Line], used: set[str]) -> None:
-    """A line that no parameter has is a mistake, unless another of our models has it."""
+    """A line that fits no parameter is a mistake, unless it fits one of another model of ours."""
     kinds = {key.partition(".")[0] for key in TABLE}
     by_block = {f"Residual[{kind}].{attribute}" for kind in kinds for attribute in ("alpha", "norm_weight")}
     if unknown := sorted(own.keys() - used - TABLE.keys() - by_block):

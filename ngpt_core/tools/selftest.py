@@ -130,7 +130,7 @@ def _optimizer(device: torch.device) -> Row:
 
 
 def _travel(device: torch.device) -> Row:
-    """Batches to the device and back: on a GPU from pinned memory, on a stream of their own, and read once they arrive."""
+    """Batches to the device and back: on a GPU from pinned memory, on a separate stream, and read once they arrive."""
 
     def batches(ahead: bool) -> Result:
         feed, found = Feed(Loader([(embedded(), 1.0)], 8, 256), 4, device, ahead), []
