@@ -119,8 +119,8 @@ MUTANTS = [
     ("sphere", "over = (torch.atan2(length, along) > max_angle)", "over = (torch.atan2(length, along.abs()) > max_angle)"),
     ("sphere", "> max_angle) & (length > 0)", "> max_angle)"),
     ("sphere", "turn(w, u, ww, length, max_angle), w + delta)", "turn(w, u, ww, length, max_angle), unit(w + delta, dim))"),
-    ("sphere", "return unit(h + alpha * (suggestion - h), dim)", "return h + alpha * (suggestion - h)"),
-    ("sphere", "return unit(h + alpha * (suggestion - h), dim)", "return unit(h + alpha * suggestion, dim)"),
+    ("sphere", "return unit(a + alpha * (b - a), dim).to", "return (a + alpha * (b - a)).to"),
+    ("sphere", "return unit(a + alpha * (b - a), dim)", "return unit(a + alpha * b, dim)"),
     ("sphere", "tangent(axis, a, dim), u)", "u, u)"),
     ("sphere", "return x.float() if x.dtype in", "return x if x.dtype in"),
     # the gate and Algorithm 1
@@ -358,7 +358,7 @@ MUTANTS = [
     # gradients that are not finite
     ("fused", "all(abs(float(end)) < limit", "any(abs(float(end)) < limit"),
     ("fused", "all(abs(float(end)) < limit", "all(float(end) < limit"),
-    ("nonfinite", "torch.stack([~(x < slot.limit)", "torch.stack([x >= slot.limit"),
+    ("nonfinite", "~(torch.stack(largest) < limits)", "(torch.stack(largest) >= limits)"),
     ("nonfinite", "slot.g if slot.g.numel() else slot.g.new_zeros(1) for slot", "slot.g for slot"),
     ("nonfinite", "good = finite(slots)", "good = True"),
     ("nonfinite", "not good and not below(slot.g, slot.limit)", "not below(slot.g, math.inf)"),
@@ -374,7 +374,7 @@ MUTANTS = [
     ("nonfinite", "                slot.step.sub_(1)\n", "                pass\n"),
     ("nonfinite", "t = 1 + int(first.step.item())", "t = int(first.step.item())"),
     ("nonfinite", "return anywhere == 0", "return anywhere != 0"),
-    ("nonfinite", "first = found.slots[where[0]]", "first = found.slots[-1 - where[0]]"),
+    ("nonfinite", "first = slots[where[0]]", "first = slots[-1 - where[0]]"),
     # diagnostics
     ("diagnostics", '(d < rule.eps_gate).sum()', '(d > rule.eps_gate).sum()'),
     ("diagnostics", '(seen["raw"] == 0).sum()', '(seen["d"] == 0).sum()'),
