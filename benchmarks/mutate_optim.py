@@ -292,7 +292,7 @@ MUTANTS = [
     ("gated_adamw", 'decay: str = "lr",', 'decay: str = "eta",'),
     ("gated_adamw", "tangent: bool = True,", "tangent: bool = False,"),
     ("gated_adamw", 'nonfinite: str = "raise",', 'nonfinite: str = "off",'),
-    ("gated_adamw", "self.param_groups.pop()  # as before", "pass"),
+    ("gated_adamw", "self.param_groups.pop()  # the optimizer is as it was", "pass"),
     ("gated_adamw", "with torch.enable_grad():", "if True:"),
     ("gated_adamw", "        if go is False:\n            return\n", ""),
     ("paths", "dtype = torch.float64 if slot.p.dtype == torch.float64 else torch.float32", "dtype = slot.p.dtype"),
