@@ -62,7 +62,7 @@ TESTS = {name: [f"test_{name}.py", *PLAIN] for name in ("smgc", "pmen", "sphere"
         "test_gated_adamw.py::test_a_short_memory_forgets_a_large_gradient_on_every_path",
         "test_gated_adamw.py::test_a_candidate_beyond_the_range_leaves_its_row_where_it_is",
         "test_gated_adamw.py::test_a_row_that_stays_keeps_its_moment_or_has_it_projected",
-        "test_gated_adamw.py::test_of_a_row_that_left_the_sphere_the_direction_counts",
+        "test_gated_adamw.py::test_only_the_direction_counts_of_a_row_that_left_the_sphere",
         "test_gated_adamw.py::test_at_the_antipode_there_is_no_great_circle_and_the_moment_stays",
     ],
 }

@@ -434,13 +434,13 @@ def _metrics_on_a_full_disk(*args):
     return metrics
 
 
-def test_a_run_goes_on_when_there_is_no_stderr(corpus, tmp_path, monkeypatch):
+def test_a_run_continues_without_stderr(corpus, tmp_path, monkeypatch):
     run = new_run(corpus, tmp_path / "run")
     monkeypatch.setattr("sys.stderr", None)  # as after 2>&-
     assert train(run) == 0 and len(read_metrics(tmp_path / "run")) == 6
 
 
-def test_a_run_goes_on_when_nobody_looks_on(corpus, tmp_path, monkeypatch):
+def test_a_run_continues_when_nobody_reads_its_output(corpus, tmp_path, monkeypatch):
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as pipe, monkeypatch.context() as patch:
@@ -490,7 +490,7 @@ def test_the_lock_holds_while_its_file_comes_and_goes(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0, 0] and (tmp_path / "number").read_text() == "150"
 
 
-def test_without_locks_a_run_is_trained_with_a_word_of_warning(corpus, tmp_path, capsys, monkeypatch):
+def test_without_locks_a_run_is_trained_with_a_warning(corpus, tmp_path, capsys, monkeypatch):
     def no_locks(*args):
         raise OSError(errno.ENOLCK, "No locks available")
 

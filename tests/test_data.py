@@ -455,7 +455,7 @@ def test_a_disk_that_changes_a_bit_by_itself_is_found_when_everything_is_read(re
         Corpus(folder).verify()
 
 
-def test_ranks_remember_each_its_files_and_know_those_of_the_others(remembered):
+def test_each_rank_records_its_files_and_reads_the_records_of_the_others(remembered):
     folder, read = remembered
     for rank in range(3):
         Corpus(folder).verify(rank, 3, everything=False)
@@ -473,7 +473,7 @@ def test_a_record_that_others_can_write_is_not_believed(remembered, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"a": ', "[[1, 2]]"])
-def test_a_memory_that_was_damaged_is_no_memory(remembered, tmp_path, content):
+def test_a_damaged_record_counts_for_nothing(remembered, tmp_path, content):
     folder, _ = remembered
     size = Corpus(folder).verify(everything=False)
     for record in (tmp_path / "cache" / "verified").iterdir():
@@ -668,7 +668,7 @@ def test_stdlib_is_this_python_and_is_packed_once(tmp_path, monkeypatch):
     assert first.manifest["sources"]["sha256"] and first.manifest["python"]
 
 
-def test_a_user_without_a_home_reads_what_to_set(monkeypatch):
+def test_a_user_without_a_home_folder_learns_what_to_set(monkeypatch):
     def none():
         raise RuntimeError("Could not determine home directory.")
 
@@ -708,7 +708,7 @@ def server(tmp_path):
         httpd.shutdown()
 
 
-def test_a_download_is_recorded_at_first_and_verified_ever_after(tmp_path, monkeypatch, server):
+def test_a_download_is_recorded_at_first_and_verified_afterwards(tmp_path, monkeypatch, server):
     import hashlib
 
     folder, address = server
@@ -763,7 +763,7 @@ def test_a_download_that_is_not_whole_is_refused_and_leaves_nothing(tmp_path, ca
     assert list((tmp_path / "downloads").iterdir()) == []
 
 
-def test_an_address_that_is_none_is_named(tmp_path):
+def test_an_address_that_is_not_one_is_named(tmp_path):
     for url in ("http://127.0.0.1:port/x", "http://127.0.0.1/a b", "http://127.0.0.1/\u00fc"):
         with pytest.raises(ValueError, match="could not download http://127"):
             download(url, tmp_path)

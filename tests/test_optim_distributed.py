@@ -357,7 +357,7 @@ def test_the_noise_moved_something():
             assert (with_noise[name] - without[name]).abs().max() > 1e-3, name
 
 
-def test_sums_of_many_split_tensors_travel_in_one_message_a_stage(two):
+def test_sums_of_many_split_tensors_travel_in_one_message_per_stage(two):
     for calls in scene(two, "messages"):
         assert calls == [6 * 2 * 3, 6 * 3 * 3, 6 * 3]
 

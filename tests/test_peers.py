@@ -122,7 +122,7 @@ def test_the_scan_is_mamba_ssms_minimal_listing(references):
 
 
 @needs_mamba_ssm
-def test_the_scan_is_mamba_1s_reference_with_one_decay_a_head(references):
+def test_the_scan_is_mamba_1s_reference_with_one_decay_per_head(references):
     x, dt, A, B, C, D, _, _ = arguments()
     assert_close(ssd_chunked(x, dt, A, B, C, D, chunk=16), references["selective scan"])
 

@@ -212,7 +212,7 @@ def test_a_tensor_cap_without_a_peak_is_left_alone():
 
 
 @pytest.mark.parametrize("eta", [math.nan, math.inf, -0.5, None, "1", torch.ones(2), np.ones(2)], ids=str)
-def test_a_multiplier_that_is_no_finite_number_is_written_nowhere(eta):
+def test_a_multiplier_that_is_not_finite_is_never_written(eta):
     opt = optimizer()
     schedule = Schedule(opt, 10, lambda r: eta if r > 0.15 else 1.0)
     with pytest.raises(ValueError, match=r"eta must be a finite number >= 0; got .* at t=2 \(r = 0.2\)"):
