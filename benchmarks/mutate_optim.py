@@ -489,7 +489,7 @@ def flips(source: str, names: list[str]) -> Iterator[tuple[str, str]]:
     tree = ast.parse(source)
     seen: Counter[str] = Counter()
     for function in [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name in names]:
-        words = [x for x in ast.walk(function) if isinstance(x, (ast.Raise, ast.JoinedStr))]  # what is said to the user
+        words = [x for x in ast.walk(function) if isinstance(x, (ast.Raise, ast.JoinedStr))]  # messages to the user
         words += [x.annotation for x in ast.walk(function) if isinstance(x, (ast.arg, ast.AnnAssign)) and x.annotation]
         words += [x.returns for x in ast.walk(function) if isinstance(x, ast.FunctionDef) and x.returns]
         left_out = {id(x) for word in words for x in ast.walk(word)}
@@ -504,7 +504,7 @@ def flips(source: str, names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _changes(node: ast.AST) -> list[dict]:
-    """The fields that a mutation gives to a node."""
+    """The changed fields of each mutation of a node."""
     if isinstance(node, (ast.BinOp, ast.BoolOp)):
         return [{"op": other()} for other in _OTHER.get(type(node.op), [])]
     if isinstance(node, ast.Compare):
@@ -556,7 +556,7 @@ def stages(name: str) -> Iterator[tuple[list[str], str]]:
 
 
 def fate_of(folder: Path, name: str) -> str:
-    """What becomes of the mutant of a file that is in the folder now."""
+    """The fate of the mutant that is in the folder now."""
     found = (verdict(folder, tests, only=only) for tests, only in stages(name))
     return next((fate for fate in found if fate != "SURVIVED"), "SURVIVED")
 

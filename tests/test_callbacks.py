@@ -1,4 +1,4 @@
-"""Does every callback of a run hear what happens, once, also when the run is resumed?"""
+"""Does every callback of a run receive every event exactly once, even if the run is resumed?"""
 
 import json
 import sys

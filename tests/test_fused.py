@@ -1,7 +1,7 @@
 """Does the fast path do exactly what the readable one does? And does it say so when it cannot?
 
-The readable path runs in float64 and is the measure; ``reference.GatedAdamW`` (loops, from the equations) checks both. The
-gradients are unkind on purpose: scales from 1e-9 to 1e-1, spikes, rows and coordinates that never see a gradient.
+The readable path runs in float64 and is the standard; ``reference.GatedAdamW`` (loops, from the equations) checks both. The
+gradients are deliberately hard: scales from 1e-9 to 1e-1, spikes, rows and coordinates that never see a gradient.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """N ranks do what one does: the optimizer on real processes (gloo), every layout of a DTensor, noise included.
 
-Each world of processes is started once and plays all scenes; the tests then look at what its ranks brought back.
+Each group of processes is started once and runs all scenarios; the tests then check what its ranks returned.
 """
 
 import math

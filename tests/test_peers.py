@@ -1,9 +1,9 @@
 """What others wrote computes the same: transformers' and mamba-ssm's scans, step, norm and kernels. And one that does not:
 the rotary embedding of the original nGPT code.
 
-mamba-ssm runs in a process of its own, which is this file run as a program. It wants a compiled extension at its import (an
-empty module stands in for it), its kernels run in Triton's interpreter, and inside this process transformers would find it and
-hand tensors of the CPU to kernels of a GPU.
+mamba-ssm runs in a separate process, which is this file run as a program. It imports a compiled extension (replaced by an empty
+module), its kernels run in Triton's interpreter, and inside this process transformers would find it and pass CPU tensors to GPU
+kernels.
 """
 
 import math
