@@ -130,7 +130,7 @@ def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
         new_run(corpus, straight)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match="other files and no run"):
+    with pytest.raises(ValueError, match="other files but no run"):
         new_run(corpus, tmp_path / "other")
     assert snapshot(straight) == before
 

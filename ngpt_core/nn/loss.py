@@ -152,17 +152,9 @@ def _takes_kernel(h: Tensor) -> bool:
 
 
 def _by_kernel(
-    h: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    s: Tensor | None,
-    b: Tensor | None,
-    ignore_index: int,
-    chunk: int,
-    need_h: bool,
-    need_weight: bool,
-    need_s: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    h: Tensor, weight: Tensor, targets: Tensor, s: Tensor | None, b: Tensor | None, ignore_index: int, chunk: int,
+    need_h: bool, need_weight: bool, need_s: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``_cross_entropy_sum`` with one kernel between the products. Here G is b * G."""
     (N, d), V, wanted = h.shape, weight.shape[0], need_h or need_weight or need_s
     weight, targets = weight.contiguous(), targets.contiguous()

@@ -121,6 +121,18 @@ def _resumed(folder: RunFolder, settings: Mapping[str, Any], model_settings: Map
             f"{folder.path} and its learning rate schedule were planned for {planned} steps, not for {steps} steps. Add "
             f"--re-anchor to spread the rest of the schedule over the steps up to {steps}."
         )
+    finished, candidates = _is_finished(folder, steps, planned), Candidates(folder.path)
+    checkpoint = candidates.next() if candidates.paths and not finished else None
+    damaged = tuple(path for path, _ in candidates.damaged)
+    same = folder.record.get("id", "")  # none in old runs
+    run = Run(folder.path, config, model, steps, scaled, checkpoint, folder.record["tokenizer"], finished, damaged, same)
+    if checkpoint is not None:
+        check_belongs(checkpoint, run)
+    return run
+
+
+def _is_finished(folder: RunFolder, steps: int, planned: int) -> bool:
+    """Whether nothing of the run's ``steps`` is left to train. ValueError if something is, but nothing to continue from."""
     latest, exported = newest(folder.path), folder.has_export()
     done = 0 if latest is None else int(latest.name.removeprefix("step-"))
     if done > steps:
@@ -129,15 +141,7 @@ def _resumed(folder: RunFolder, settings: Mapping[str, Any], model_settings: Map
         raise ValueError(f"{folder.path} is finished and has no checkpoint left to continue from: choose another --out.")
     if not exported and latest is None and (export := folder.path / "export").is_dir():
         raise ValueError(f"{export} is damaged, and {folder.path} has no checkpoint to write it from: restore one of them.")
-    finished = exported and steps == planned and (latest is None or done == steps)
-    candidates = Candidates(folder.path)
-    checkpoint = None if latest is None or finished else candidates.next()
-    damaged = tuple(path for path, _ in candidates.damaged)
-    same = folder.record.get("id", "")  # none in old runs
-    run = Run(folder.path, config, model, steps, scaled, checkpoint, folder.record["tokenizer"], finished, damaged, same)
-    if checkpoint is not None:
-        check_belongs(checkpoint, run)
-    return run
+    return exported and steps == planned and (latest is None or done == steps)
 
 
 def _changes(folder: RunFolder, now: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
