@@ -140,7 +140,7 @@ def check_biases(groups: list[dict], inherited: list[bool]) -> None:
                     raise ValueError(
                         f"GatedAdamW: {name!r} has one dimension ({len(p)} numbers), like a bias or the weight of a norm, and "
                         f"unit_dim={group['unit_dim']} would make it one unit vector. Put such tensors into a group with "
-                        "unit_dim=None; if you want unit vectors, give them a group of their own with this unit_dim."
+                        "unit_dim=None; if you want unit vectors, give them a separate group with this unit_dim."
                     )
         first += len(group["params"])
 

@@ -95,7 +95,7 @@ def param_groups(
         check_steps(total_steps)
     numbers, config, axes = numbers_for(model, base, **overrides), _config(model), unit_axes(model)
     groups: dict[tuple, dict[str, Any]] = {}
-    own = getattr(numbers, "lines", None) or {}  # GPT has one warmup for all, and no lines of its own
+    own = getattr(numbers, "lines", None) or {}  # GPT has one warmup for all, and does not take lines
     lines = {**TABLE, **own}
     found = list(_lines(model, lines))
     _check_used(own, {key for _, _, key in found})
