@@ -555,7 +555,7 @@ def test_a_name_from_a_manifest_never_reaches_the_network(corpus, monkeypatch, c
     monkeypatch.setattr(socket, "socket", lambda *args, **kwargs: pytest.fail("the network was used"))
     manifest, _ = read_sealed(corpus.folder / "manifest.json")
     write_sealed(corpus.folder / "manifest.json", manifest | {"tokenizer": {**manifest["tokenizer"], "spec": "their/name"}})
-    with pytest.raises(ValueError, match=r"names the tokenizer 'their/name' and has no copy of it"):
+    with pytest.raises(ValueError, match=r"names the tokenizer 'their/name' but has no copy of it"):
         Corpus(corpus.folder).tokenizer()
 
 
