@@ -1267,6 +1267,19 @@ def test_diagnostics_report_what_happened():
     assert len(optimizer.diagnostics.records) == 4
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_diagnostics_count_no_noise_at_a_step_where_none_is_due(capturable):
+    """With the counter on the device such a step computes the noise and multiplies it by 0."""
+    p = parameter(4, 8)
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1, pmen=ng.PMEN(tau=0.0, every=2), capturable=capturable)
+    optimizer.diagnostics = Diagnostics()
+    for _ in range(2):
+        p.grad = torch.randn(4, 8, dtype=F64)
+        p.grad[0] = 0
+        optimizer.step()
+    assert [record["perturbed"] for record in optimizer.diagnostics.records] == [8, 0]
+
+
 def test_diagnostics_change_nothing_and_look_only_every_nth_step():
     def train(diagnostics, dtype=torch.float32):
         p = parameter(4, 8, dtype=dtype)

@@ -151,6 +151,12 @@ def test_every_step_finds_the_rate_and_cap_of_the_equations(warmup, peak_cap, T)
     assert seen[-1][0] == 0  # to zero at the last step
 
 
+def test_lr_scale_multiplies_the_rate_of_its_group():
+    groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr_scale": scale} for scale in (0.5, 1.0)]
+    half, whole = Schedule(torch.optim.AdamW(groups, lr=0.1), 10, linear).get_last_lr()
+    assert half == 0.5 * whole == pytest.approx(0.045)
+
+
 def test_groups_have_their_own_peaks_and_warmups_and_no_cap_appears_where_none_was():
     opt = optimizer({}, {"lr": 2.0, "warmup": 0.5}, {"peak_lr": 3.0, "peak_cap": 0.2})
     schedule = Schedule(opt, 10, "wsd")
