@@ -5,12 +5,14 @@ import warnings
 import pytest
 import torch
 from cuda_twins import cuda_twins
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ngpt_core as ng
 from ngpt_core import sphere
 from ngpt_core.nn import attention
 from ngpt_core.nn.documents import pack
 from ngpt_core.nn.residual import Residual
+from ngpt_core.train import recompute
 from ngpt_core.train.recompute import recomputed
 
 PATTERN = "M*E-"
@@ -51,6 +53,53 @@ def test_every_kind_of_block_with_cudas_branches_is_one_graph(model, at, how, mo
         assert (x is None) == (y is None)
         if x is not None:
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()) + 1e-7)
+
+
+def kept(forward, block, h, documents):
+    """Bytes that a forward pass keeps for the backward pass, besides its input and the weights."""
+    found, given = {}, {x.untyped_storage()._cdata for x in (h, *block.parameters())}
+
+    def pack(x):
+        found[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        forward(h, documents, None)
+    return sum(size for key, size in found.items() if key not in given)
+
+
+class Products(TorchDispatchMode):
+    """Adds up the bytes of the results that selective checkpointing keeps."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if recompute._is_product(func):
+            self.size += sum(x.nbytes for x in (out if isinstance(out, tuple) else [out]))
+        return out
+
+
+@pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
+@pytest.mark.parametrize("at", range(4), ids=["mamba", "attention", "moe", "mlp"])
+def test_compiled_blocks_keep_no_more_than_their_checkpointing_says(model, at, monkeypatch):
+    """With the partitioner that a GPU's compiler uses. (It kept everything once, since torch's modes saw only products.)"""
+    if not model.config.normalized:
+        pytest.skip("recomputing does not depend on the residual")
+    monkeypatch.setattr(attention, "_takes_varlen", lambda *_: True)
+    block, documents = model.blocks[at], torch.tensor([[0] * 9 + [1] * 55, [0] * 30 + [2] * 34])
+    h, sizes = sphere.random(2, 64, model.config.d_model).requires_grad_(), []
+    with cuda_twins(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        packed = pack(documents)
+        with Products() as products:
+            block.forward(h, packed, None)
+        for how in ("selective", "full"):
+            torch._dynamo.reset()
+            compiled = torch.compile(recomputed(block.forward, how), fullgraph=True, backend="aot_eager_decomp_partition")
+            sizes.append(kept(compiled, block, h, packed))
+        selective, full = sizes
+        assert full < 1024 and selective <= products.size + full < 0.75 * kept(block.forward, block, h, packed)
 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["attention", "moe"])

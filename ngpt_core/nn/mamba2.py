@@ -140,8 +140,8 @@ _conv_kernel.register_autograd(_conv_gradients, setup_context=_save)
 
 
 def conv_kernel(x: Tensor, weight: Tensor, bias: Tensor, documents: Tensor | Packed | None = None) -> Tensor:
-    """``causal_conv`` by causal-conv1d's kernel (CUDA), which needs channels last and strides that are multiples of 8."""
-    x = x if x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0 else x.contiguous()
+    """``causal_conv`` by causal-conv1d's kernel (CUDA), which needs channels last and rows that begin at a multiple of 8."""
+    x = x if all(n % 8 == 0 for n in (x.stride(0), x.stride(1), x.storage_offset())) else x.contiguous()
     return _conv_kernel(x, weight, bias, None if documents is None else segments(documents))
 
 

@@ -28,8 +28,10 @@ def recomputed(forward: Callable, how: str) -> Callable:
         return once
 
     def contexts() -> tuple[Any, ...]:
-        save = torch_checkpoint.CheckpointPolicy.MUST_SAVE
-        return tuple(map(_only_products, torch_checkpoint.create_selective_checkpoint_contexts(lambda *_, **__: save)))
+        keep, drop = torch_checkpoint.CheckpointPolicy.MUST_SAVE, torch_checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+        modes = torch_checkpoint.create_selective_checkpoint_contexts(lambda _, op, *__, **___: keep if _is_product(op) else drop)
+        # A compiler takes the policy of each operator from these modes, and keeps what has none.
+        return modes if torch.compiler.is_compiling() else tuple(map(_only_products, modes))
 
     return partial(once, context_fn=contexts)
 
