@@ -58,7 +58,9 @@ def test_every_kind_of_block_with_cudas_branches_is_one_graph(model, at, how, mo
 
 @pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
 @pytest.mark.filterwarnings("ignore:.* is not installed")
-@pytest.mark.parametrize(("at", "installed"), [(0, True), (0, False), (1, True)], ids=["mamba", "mamba, no kernels", "attention"])
+@pytest.mark.parametrize(
+    ("at", "installed"), [(0, True), (0, False), (1, True)], ids=["mamba", "mamba, no kernels", "attention"]
+)
 def test_what_a_block_asks_about_its_gpu_does_not_cut_the_graph(at, installed, monkeypatch):
     """A rehearsal takes kernels for granted. A real run looks for packages and asks for the card's capability."""
     torch.manual_seed(1)
