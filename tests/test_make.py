@@ -69,7 +69,7 @@ def test_a_python_that_does_not_exist_is_named(setup):
 
 
 def test_an_environment_keeps_its_python(tmp_path, shim):
-    """`make PYTHON=... test` with a .venv of another Python would test the other one: refused. The same Python, or none: nothing."""
+    """With a .venv of another Python, `make PYTHON=... test` would test the other one, so it is refused."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
