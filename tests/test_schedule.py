@@ -222,9 +222,11 @@ def test_a_multiplier_that_is_no_finite_number_is_written_nowhere(eta):
         Schedule(opt, 10, lambda r: eta)
 
 
-@pytest.mark.parametrize("optimizer, steps", [(None, 10), ("adam", 10), ([], 10), (..., 10**400), (..., "10"), (..., 0)], ids=str)
+@pytest.mark.parametrize(
+    "optimizer, steps", [(None, 10), ("adam", 10), ([], 10), (..., 10**400), (..., "10"), (..., 0)], ids=str
+)
 def test_what_is_no_optimizer_or_no_number_of_steps_is_refused(optimizer, steps):
-    with pytest.raises(ValueError, match="takes an optimizer|total_steps is the number"):
+    with pytest.raises(ValueError, match=r"takes an optimizer|total_steps is the number"):
         ng.Schedule(ng.GatedAdamW([torch.nn.Parameter(torch.ones(2))]) if optimizer is ... else optimizer, steps)
 
 

@@ -86,7 +86,8 @@ def _states(place: cases.Place) -> Callable:
 
 def _settings(place: cases.Place) -> Callable:
     """What a user writes into a group between two steps, and what the constructors get."""
-    names = [name for name in ng.GatedAdamW([torch.nn.Parameter(torch.ones(2, 3))]).param_groups[0] if name != "params"]
+    group = ng.GatedAdamW([torch.nn.Parameter(torch.ones(2, 3))]).param_groups[0]
+    names = [name for name in group if name not in ("params", "alpha")]  # alpha: of a group, not an argument
 
     def case(where: str, at: int, new: object) -> str:
         p = torch.nn.Parameter(torch.ones(2, 3))
