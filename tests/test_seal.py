@@ -115,3 +115,13 @@ def test_control_characters_from_a_file_are_written_out(run, corpus, tmp_path, c
     assert main(["train", f"--out={tmp_path / 'resumed'}", "--resume"]) == 0
     error = capsys.readouterr().err
     assert "\\x1b[2J" in error and "set aside" in error and "\x1b" not in error
+
+
+def test_control_characters_in_the_name_of_a_folder_are_written_out(run, tmp_path, capsys):
+    shutil.copytree(run, folder := tmp_path / "run\x1b[2J")
+    for name in ("export/model.safetensors", "checkpoints/step-00000002/model-00000.safetensors"):
+        (folder / name).write_bytes(b"")
+    for command in (["check", str(folder)], ["eval", str(folder)], ["train", f"--out={folder}", "--resume"]):
+        main(command)
+        said = "".join(capsys.readouterr())
+        assert "\\x1b[2J" in said and "\x1b" not in said, command

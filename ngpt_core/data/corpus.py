@@ -112,8 +112,9 @@ class Corpus:
         if not _is_consistent(self.manifest):
             raise ValueError(f"{self.folder}/manifest.json is inconsistent: it was damaged or edited; pack the corpus again.")
         self.checksum: str = self.manifest["checksum"]
+        files = self._files("train", "val")
         with self._advice():
-            check_files(self.folder, self._files("train", "val"))
+            check_files(self.folder, files)
 
     def _files(self, *splits: str) -> dict[str, Entry]:
         """The shards of these splits and their indices, as the manifest describes them."""

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ..config import ModelConfig
-from ..files import make_folder, sync, sync_names
+from ..files import make_folder, printable, sync, sync_names
 from ..nn.model import LanguageModel
 from ..optim.groups import check_moments
 from ..seal import Damaged, Entry, check_files, listed, read_sealed, verify, write_sealed
@@ -300,7 +300,7 @@ def remove(path: Path) -> None:
     try:
         shutil.rmtree(path if path.name.startswith(".") else hide(path))
     except OSError as error:
-        print(f"ngpt: {path} could not be deleted ({error.strerror}); training continues.", file=sys.stderr)
+        print(printable(f"ngpt: {path} could not be deleted ({error.strerror}); training continues."), file=sys.stderr)
 
 
 def _why(error: BaseException) -> str:
