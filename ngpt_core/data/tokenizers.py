@@ -173,8 +173,8 @@ def content(description: dict) -> tuple:
 
 
 def check_copy(description: dict, folder: Path) -> int:
-    """``Damaged`` unless the copy of the tokenizer in ``folder`` is the one that ``describe`` recorded. Returns its size: 0 for a
-    tokenizer without a file."""
+    """``Damaged`` unless the copy of the tokenizer in ``folder`` is the one that ``describe`` recorded. Returns its size; 0 for
+    a tokenizer that needs no file."""
     path = folder / "tokenizer.json"
     if "sha256" not in description:
         return 0

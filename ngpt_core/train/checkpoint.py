@@ -276,7 +276,7 @@ def _check_names(tensors: Iterable[str], model: set[str], parameters: set[str], 
 
 
 def _check_moments(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, done: int) -> None:
-    """ValueError for an optimizer's state that no run leaves behind: nothing else would notice it in a checkpoint of format 1."""
+    """ValueError for a state that no run leaves behind: nothing else would notice damage in a checkpoint of format 1."""
     states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
     if wrong := next((name for name, s in states.items() if s and not 0 <= float(s["step"]) <= done), None):
         raise ValueError(f"it has {float(states[wrong]['step']):g} updates of {wrong}, and the run made {done}")
