@@ -271,7 +271,7 @@ def test_chapters_are_numbered_and_the_appendix_is_not():
     assert chapters["numbered"] and [int(f[:2]) for f in files] == list(range(1, 13))
     assert [entry["file"] for entry in first["chapters"]] == ["look_inside"] and "numbered" not in first
     assert "numbered" not in appendix
-    pages = ["notation", "architecture", "api", "promise", "gpu", "glossary", "references", "changelog"]
+    pages = ["recipe_card", "notation", "architecture", "api", "promise", "gpu", "glossary", "references", "changelog"]
     assert [entry["file"] for entry in appendix["chapters"]] == pages
 
 

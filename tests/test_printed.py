@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sphinx", reason='needs the book: pip install "ngpt-core[book]"')
-pypdf = pytest.importorskip("pypdf")
-yaml = pytest.importorskip("yaml")
+pytest.importorskip("bs4")
+import pypdf
+import yaml
 
 from ngpt_book.printed import card, chromium, whole
 from ngpt_core.recipe import TABLE
@@ -21,7 +22,8 @@ PAGE = """<html><head><link rel="stylesheet" href="_static/book.css?v=1"></head>
 <details class="hide"><summary>Show code</summary><pre>hidden = 1</pre></details>
 <details class="sd-dropdown"><summary>Why?</summary><p>folded text of {title}</p></details>
 <svg><clipPath id="cut"><path d="M0 0H9V9Z"/></clipPath><g clip-path="url(#cut)"></g></svg>
-<label for="i">a</label><input id="i" type="radio"><button>Go</button><script>let gone</script></section></article></body></html>"""
+<label for="i">a</label><input id="i" type="radio"><button>Go</button><script>let gone</script>
+</section></article></body></html>"""
 
 
 def article(title="A", name="a"):

@@ -2,8 +2,8 @@
 
     python -m ngpt_book.printed.card            writes book/_assets/recipe_card.pdf and .png (needs Chromium; seconds)
 
-The numbers come from ``ngpt_core.recipe`` and the presets. ``book/_assets/recipe_card.txt`` holds the words of the card that was
-printed last; a test compares them with today's.
+The numbers come from ``ngpt_core.recipe`` and the presets. ``book/_assets/recipe_card.txt`` holds the words of the card that
+was printed last; a test compares them with today's.
 """
 
 import html
@@ -49,32 +49,72 @@ ROWS = {
 
 FORWARD = (
     ("All rows of all matrices", r"\|\mathbf w\|_2 = 1", "Norm after every update, of what the optimizer holds"),
-    ("Residual step", r"\mathbf h \leftarrow \mathrm{Norm}\bigl(\mathbf h + \alpha \odot (\mathrm{Norm}(\mathrm{block}(\mathbf h)) - \mathbf h)\bigr)",
-     r"instead of RMSNorm and addition; \(\alpha\) starts at 0.1"),
-    ("Attention", r"\mathbf q \leftarrow \mathrm{Norm}(\mathbf q) \odot \mathbf s_{qk}, \quad \mathbf k \leftarrow \mathrm{Norm}(\mathbf k) \odot \mathbf s_{qk}",
-     r"softmax scale \(\sqrt{d_k}\) instead of \(1/\sqrt{d_k}\); \(\mathbf s_{qk}\) starts at 1"),
+    (
+        "Residual step",
+        r"\mathbf h \leftarrow \mathrm{Norm}\bigl(\mathbf h + \alpha \odot "
+        r"(\mathrm{Norm}(\mathrm{block}(\mathbf h)) - \mathbf h)\bigr)",
+        r"instead of RMSNorm and addition; \(\alpha\) starts at 0.1",
+    ),
+    (
+        "Attention",
+        r"\mathbf q \leftarrow \mathrm{Norm}(\mathbf q) \odot \mathbf s_{qk}, \quad "
+        r"\mathbf k \leftarrow \mathrm{Norm}(\mathbf k) \odot \mathbf s_{qk}",
+        r"softmax scale \(\sqrt{d_k}\) instead of \(1/\sqrt{d_k}\); \(\mathbf s_{qk}\) starts at 1",
+    ),
     ("MLP and experts", r"\mathbf u \leftarrow \mathbf u \odot \mathbf s_u", r"\(\mathbf s_u\) starts at 1"),
-    ("Mamba-2, MoE", r"s_\mathrm{mamba}\,\mathbf h, \qquad s_\mathrm{moe}\,\mathbf h", r"scale the input; scalars; both start at \(0.5\sqrt{d_\mathrm{model}}\)"),
-    ("Logits", r"\mathbf z = \mathbf s_z \odot \mathbf u, \qquad \frac{\partial L}{\partial \mathbf u} \leftarrow \frac{\mathbf s_z}{\mathrm{mean}(\mathbf s_z)} \odot \frac{\partial L}{\partial \mathbf z}",
-     r"LGP, q = 1; \(\mathbf s_z\) starts at 1 and has its ordinary gradient"),
-)  # fmt: skip
+    (
+        "Mamba-2, MoE",
+        r"s_\mathrm{mamba}\,\mathbf h, \qquad s_\mathrm{moe}\,\mathbf h",
+        r"scale the input; scalars; both start at \(0.5\sqrt{d_\mathrm{model}}\)",
+    ),
+    (
+        "Logits",
+        r"\mathbf z = \mathbf s_z \odot \mathbf u, \qquad \frac{\partial L}{\partial \mathbf u} \leftarrow "
+        r"\frac{\mathbf s_z}{\mathrm{mean}(\mathbf s_z)} \odot \frac{\partial L}{\partial \mathbf z}",
+        r"LGP, q = 1; \(\mathbf s_z\) starts at 1 and has its ordinary gradient",
+    ),
+)
 
 
 def update(s: Settings) -> tuple[tuple[str, str, str], ...]:
     """One step of GatedAdamW for a row, in order."""
-    R, noise = f"{s.smgc.R:g}", f"{s.pmen.strength:g}"
     return (
-        ("Project", r"\mathbf g \leftarrow \mathbf g - \mathbf w\,\langle \mathbf w, \mathbf g\rangle / \langle \mathbf w, \mathbf w\rangle", "unit rows"),
-        ("Clip growth", r"|g_i| \le \sqrt{\tfrac{R-\beta_2}{1-\beta_2}\,\bar v_i}", f"R = {R}, after {s.smgc.start} steps; every coordinate"),
-        ("Moments", r"\mathbf m, \mathbf v, \hat{\mathbf m}, \hat{\mathbf v}", rf"as Adam, \(\beta_1 = {s.betas[0]:g}, \beta_2 = {s.betas[1]:g}\)"),
-        ("Gate", r"\mathbf d = \sqrt{\hat{\mathbf v}} + \epsilon_\mathrm{num}, \quad \gamma = \frac{\mathbf d^a}{\mathbf d^a + \epsilon_\mathrm{gate}^a}",
-         rf"\(\epsilon_\mathrm{{num}} = {tex(s.eps_num)}, \epsilon_\mathrm{{gate}} = {tex(s.eps_gate)}\)"),
+        (
+            "Project",
+            r"\mathbf g \leftarrow \mathbf g - "
+            r"\mathbf w\,\langle \mathbf w, \mathbf g\rangle / \langle \mathbf w, \mathbf w\rangle",
+            "unit rows",
+        ),
+        (
+            "Clip growth",
+            r"|g_i| \le \sqrt{\tfrac{R-\beta_2}{1-\beta_2}\,\bar v_i}",
+            f"R = {s.smgc.R:g}, after {s.smgc.start} steps; every coordinate",
+        ),
+        (
+            "Moments",
+            r"\mathbf m, \mathbf v, \hat{\mathbf m}, \hat{\mathbf v}",
+            rf"as Adam, \(\beta_1 = {s.betas[0]:g}, \beta_2 = {s.betas[1]:g}\)",
+        ),
+        (
+            "Gate",
+            r"\mathbf d = \sqrt{\hat{\mathbf v}} + \epsilon_\mathrm{num}, \quad "
+            r"\gamma = \frac{\mathbf d^a}{\mathbf d^a + \epsilon_\mathrm{gate}^a}",
+            rf"\(\epsilon_\mathrm{{num}} = {tex(s.eps_num)}, \epsilon_\mathrm{{gate}} = {tex(s.eps_gate)}\)",
+        ),
         ("Step", r"\tilde{\mathbf w} = \mathbf w - \alpha_t\, \gamma \odot \hat{\mathbf m} / \mathbf d", "no weight decay"),
-        ("Explore", r"\tilde w_i \leftarrow \tilde w_i \pm \alpha_t\, \lambda_\mathrm{noise} / \sqrt{d_j} \ \text{ where } \sqrt{v_i} \le \tau_v",
-         rf"\(\lambda_\mathrm{{noise}} = {noise}, \tau_v = {tex(s.pmen.tau)}\)"),
-        ("Cap", r"\angle(\mathbf w, \tilde{\mathbf w}) \le \theta_\mathrm{max}(t)", rf"from 0 to {s.cap_degrees:g}° over the first {s.warmup_share:.0%}, then constant"),
+        (
+            "Explore",
+            r"\tilde w_i \leftarrow \tilde w_i \pm \alpha_t\, \lambda_\mathrm{noise} / \sqrt{d_j} \ "
+            r"\text{ where } \sqrt{v_i} \le \tau_v",
+            rf"\(\lambda_\mathrm{{noise}} = {s.pmen.strength:g}, \tau_v = {tex(s.pmen.tau)}\)",
+        ),
+        (
+            "Cap",
+            r"\angle(\mathbf w, \tilde{\mathbf w}) \le \theta_\mathrm{max}(t)",
+            rf"from 0 to {s.cap_degrees:g}° over the first {s.warmup_share:.0%}, then constant",
+        ),
         ("Return", r"\mathbf w \leftarrow \mathrm{Norm}(\tilde{\mathbf w})", "the retraction"),
-    )  # fmt: skip
+    )
 
 
 def tex(x: float) -> str:
@@ -110,8 +150,8 @@ def rate(line: Line, s: Settings) -> str:
 
 
 def table(s: Settings) -> str:
-    head = "<tr><th>parameters</th><th>peak rate</th><th>warmup</th><th>gate\u00a0a</th><th>sphere</th><th>noise</th><th>cap</th></tr>"
-    rows = []
+    names = ("parameters", "peak rate", "warmup", "gate\u00a0a", "sphere", "noise", "cap")
+    head, rows = f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>", []
     for words, line in lines():
         a, noise = (s.a if line.unit else s.a_other), s.noise(line) is not None
         cells = (words, rate(line, s), f"{s.warmup_share:.0%}" if line.warmup else "", f"{a:g}", "yes" if line.unit else "")
@@ -133,10 +173,13 @@ def decay(rho: float, width: int = 330, height: int = 96) -> str:
     x, y = 8 + r * (width - 16), 8 + (1 - np.array([ng.log_decay(float(t), rho=rho) for t in r])) * (height - 26)
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     base = height - 18
+    said = (
+        f'<text x="{width - 6}" y="{height - 4}" text-anchor="end">r, from the first step to the last</text>'
+        f'<text x="{width / 2}" y="20">η falls early, with a long tail</text>'
+    )
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}"><path d="M8 4V{base}H{width - 4}" fill="none" stroke="#999"/>'
-        f'<polyline points="{points}" fill="none" stroke="#2166f3" stroke-width="2.5"/><text x="{width - 6}" y="{height - 4}" '
-        f'text-anchor="end">r, from the first step to the last</text><text x="{width / 2}" y="20">η falls early, with a long tail</text></svg>'
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}"><path d="M8 4V{base}H{width - 4}" fill="none" '
+        f'stroke="#999"/><polyline points="{points}" fill="none" stroke="#2166f3" stroke-width="2.5"/>{said}</svg>'
     )
 
 
@@ -152,8 +195,8 @@ def page(base: str = "_static") -> str:
         rf"\(\eta(r) = 1 - \dfrac{{\log(1 + r/\rho)}}{{\log(1 + 1/\rho)}}\), \(\rho = {s.rho:g}\), from the first step, to zero"
     )
     gpt = (
-        f"AdamW, betas {b.betas[0]:g} and {b.betas[1]:g}, eps {b.eps:g}, weight decay {b.weight_decay:g} on matrices and embeddings; "
-        f"linear warmup over {b.warmup_tokens / 1e9:g}B tokens, then WSD to {b.eta_min:.0%} of the peak"
+        f"AdamW, betas {b.betas[0]:g} and {b.betas[1]:g}, eps {b.eps:g}, weight decay {b.weight_decay:g} on matrices "
+        f"and embeddings; linear warmup over {b.warmup_tokens / 1e9:g}B tokens, then WSD to {b.eta_min:.0%} of the peak"
     )
     body = (
         "<header><h1>The nGPT training recipe</h1><p>Language models with every vector on a sphere, after <i>Training nGPT</i> "
@@ -163,13 +206,13 @@ def page(base: str = "_static") -> str:
         f"<h2>The baseline, GPT</h2><p>The same blocks with RMSNorm and a plain residual. {gpt}.</p>{ladder()}</section>"
         f'<section class="update"><h2>One update of a row: GatedAdamW</h2>{_steps(update(s), "ol")}'
         f"<h2>Which parameter, how</h2>{table(s)}</section>"
-        "<footer>Numbers: the paper's, for models of 1B to 30B and their long runs; small models and short runs: <code>ng.recipe.scaled</code>."
-        " In code: <code>optimizer, schedule = ng.recipe.build(model, steps)</code></footer>"
+        "<footer>Numbers: the paper's, for models of 1B to 30B and their long runs; small models and short runs: "
+        "<code>ng.recipe.scaled</code>. In code: <code>optimizer, schedule = ng.recipe.build(model, steps)</code></footer>"
     )
     drawn = re.sub(r"\\\((.+?)\\\)", lambda found: mathematics.render(found[1]), body)
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>The nGPT training recipe</title>'
-        f'<link rel="stylesheet" href="{base}/mathematics.css"><style>{STYLE.read_text(encoding="utf-8")}</style><body>{drawn}</body></html>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>The nGPT training recipe</title><link rel="stylesheet" '
+        f'href="{base}/mathematics.css"><style>{STYLE.read_text(encoding="utf-8")}</style><body>{drawn}</body></html>'
     )
 
 
@@ -195,9 +238,8 @@ def main() -> None:
         for kind in ("pdf", "png"):
             shutil.copyfile(Path(folder) / f"card.{kind}", ASSETS / f"recipe_card.{kind}")
     (ASSETS / "recipe_card.txt").write_text(words(), encoding="utf-8")
-    print(
-        f"recipe_card: {', '.join(f'{path.name} {path.stat().st_size / 1000:.0f} kB' for path in sorted(ASSETS.glob('recipe_card.*')))}"
-    )
+    for path in sorted(ASSETS.glob("recipe_card.*")):
+        print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

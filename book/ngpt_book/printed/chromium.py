@@ -7,7 +7,8 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-    --disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --allow-file-access-from-files""".split()
+    --disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars
+    --allow-file-access-from-files""".split()
 
 
 class NotFound(Exception):

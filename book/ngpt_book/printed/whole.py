@@ -28,8 +28,9 @@ BOOK = Path(__file__).parents[2]
 STYLE = Path(__file__).with_name("whole.css")
 SHEET = re.compile(r'<link[^>]*href="(_static/[^"?]+\.css)[^"]*"[^>]*>')
 # scripts, what hides the code of a figure, controls, and signs that mean something only on a screen
-SCREEN = """script, style, noscript, details.hide, a.headerlink, .ngx-plot, .ngx-panel, .ngx-save, .ngx-cover, .ngm-controls, .ngm-narrow,
-    .ngl-live, .ngq-handles, .ngq-pad, .ngq-buttons, .ngq-verdict, .ngq-invite, .ngq-mine, .ngq-python, button, template"""
+SCREEN = """script, style, noscript, details.hide, a.headerlink, .ngx-plot, .ngx-panel, .ngx-save, .ngx-cover, .ngm-controls,
+    .ngm-narrow, .ngl-live, .ngq-handles, .ngq-pad, .ngq-buttons, .ngq-verdict, .ngq-invite, .ngq-mine, .ngq-python, button,
+    template"""
 REFERS = ("href", "xlink:href", "for", "aria-labelledby", "aria-describedby", "aria-controls")
 URL = re.compile(r"url\(#([^)]+)\)")
 TITLE, SUBTITLE = "Training nGPT", "Language models on the sphere: the recipe, to read and to run"
@@ -115,12 +116,13 @@ def document(site: Path, parts: list[tuple[str, list[str]]], numbers: Mapping[st
     picture = (BOOK / "_assets" / "walk.svg").read_text(encoding="utf-8")
     front = (
         f'<section class="front"><h1>{TITLE}</h1><p class="subtitle">{SUBTITLE}</p>{picture}'
-        f"<p>After the paper by Ilya Loshchilov and Boris Ginsburg</p><p>ngpt-core {ngpt_core.__version__}, {date}</p></section>"
+        "<p>After the paper by Ilya Loshchilov and Boris Ginsburg</p>"
+        f"<p>ngpt-core {ngpt_core.__version__}, {date}</p></section>"
     )
     body = "\n".join(str(articles[name]) for name in names)
     return (
-        f'<!doctype html><html lang="en" data-theme="light" data-mode="light"><head><meta charset="utf-8"><title>{TITLE}</title>'
-        f"{links}<style>{STYLE.read_text(encoding='utf-8')}\n{running}</style></head>"
+        '<!doctype html><html lang="en" data-theme="light" data-mode="light"><head><meta charset="utf-8">'
+        f"<title>{TITLE}</title>{links}<style>{STYLE.read_text(encoding='utf-8')}\n{running}</style></head>"
         f"<body>{front}{contents(parts, articles, numbers)}{body}</body></html>"
     )
 
