@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export JUPYTER_PLATFORM_DIRS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup same-python peers address dist book serve demo test test-all soak unit nbval notebooks lint format clean
+.PHONY: help setup same-python peers address dist book pdf serve demo test test-all soak unit nbval notebooks lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test       set up, run the whole suite: units, notebooks (nbval), pages, browser"
 	@echo "make test-all   the same with the slow tests (kernels in an interpreter, soaks)"
 	@echo "make soak       crash, damage and fuzz everything for up to an hour; stores tests/faults/results.json"
+	@echo "make pdf        print the whole book to _build/training-ngpt.pdf (needs Chromium)"
 	@echo "make demo       train GPT and nGPT side by side for about two minutes and compare them"
 	@echo "make serve      serve the built book on localhost"
 	@echo "make notebooks  execute every notebook and store its outputs"
@@ -64,6 +65,10 @@ serve: $(READY)
 	@test -e $(HTML)/index.html || { echo "make: nothing is built yet. Run first: make book"; exit 1; }
 	@echo "serve: http://localhost:8000 (Ctrl-C stops it)"
 	@$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory $(HTML)
+
+pdf: $(READY)
+	@test -e $(HTML)/intro.html || $(MAKE) -s book
+	@$(BIN)/python -m ngpt_book.printed.whole $(HTML) _build/training-ngpt.pdf
 
 demo: $(READY)
 	@$(BIN)/ngpt demo --out runs/demo
