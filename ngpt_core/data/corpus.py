@@ -132,12 +132,8 @@ class Corpus:
         large, mine = sum(e["bytes"] for e in files.values()) >= verified.MIN_BYTES, dict(list(files.items())[rank::world])
         with self._advice():
             check_files(self.folder, mine)
-<<<<<<< ours
             size = verify(self.folder, mine if everything else verified.unverified(self.folder, self.checksum, mine))
-=======
-            size = verify(self.folder, mine if everything else verified.unknown(self.folder, self.checksum, mine))
         check_copy(self.manifest["tokenizer"], self.folder)
->>>>>>> theirs
         if large and size:
             verified.remember(self.folder, self.checksum, mine, rank)
         return size
