@@ -272,7 +272,7 @@ def test_chapters_are_numbered_and_the_appendix_is_not():
     assert all(page["file"][:2] == entry["file"][:2] for entry in chapters["chapters"] for page in entry.get("sections", ()))
     assert [entry["file"] for entry in first["chapters"]] == ["look_inside"] and "numbered" not in first
     assert "numbered" not in appendix
-    pages = ["notation", "architecture", "api", "promise", "gpu", "glossary", "references", "changelog"]
+    pages = ["recipe_card", "notation", "architecture", "api", "promise", "gpu", "glossary", "references", "changelog"]
     assert [entry["file"] for entry in appendix["chapters"]] == pages
 
 

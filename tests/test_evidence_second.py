@@ -153,7 +153,7 @@ def test_a_token_ratio_is_never_extrapolated(second):
     assert behind.ratio is None and behind.high is None and behind.bound == "> 1.00"
 
 
-def test_nineteen_intervals_of_twenty_hold_the_truth(second):
+def test_nineteen_intervals_of_twenty_contain_the_truth(second):
     """Ten settings of three seeds share their spread, as in the plan; the truth of each is known."""
     draws, held, ratios, count = np.random.default_rng(1), 0, 0, 0
     shares, sigma = (0.5, 0.7, 1.0), 0.008

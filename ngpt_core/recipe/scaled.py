@@ -89,7 +89,7 @@ def _rates(rule: str, numbers: Settings, config: ModelConfig, total_steps: int, 
     """C, and the input embedding's share of it, by a rule."""
     C = config.C if numbers.C is None else numbers.C
     width, length = config.d_model / PUBLISHED_WIDTH, total_steps / T_1
-    if rule == "nugpt":  # C / sqrt(d) is already d^(-1/2): the hidden rows need a quarter more, the input embedding not
+    if rule == "nugpt":  # C / sqrt(d) is already d^(-1/2), all that the input embedding needs; hidden rows need d^(-1/4) more
         hidden = width**-0.25
         return {"C": C * hidden * length ** (-1 / 3), "embedding_multiplier": numbers.embedding_multiplier / hidden}
     if rule == "hyperp":
@@ -103,7 +103,7 @@ def _rates(rule: str, numbers: Settings, config: ModelConfig, total_steps: int, 
 def initialized(config: ModelConfig, rule: str = "nugpt") -> ModelConfig:
     """The config with the initial values of a rule: nuGPT's alpha_init = 0.05 / (depth / 23), s_z_init = sqrt(d_model / 768).
 
-    The multiples are those of the ladder's smallest model. The other rules have none: the config is returned as it is.
+    The multiples are those of the ladder's smallest model. The other rules have none: the config is returned unchanged.
 
     config: an nGPT's ModelConfig.
     rule: one of ``RULES``.

@@ -43,6 +43,10 @@ from . import address, light, mathematics, plotly_part
 PACKAGES = (Path(ngpt_core.__file__).parent, Path(__file__).parents[1])
 SOURCES = (".py", ".js", ".css", ".cpp", ".h", ".json", ".safetensors")
 NUMBER = re.compile(r'(<span class="ngpt-number">)[^<]*(</span>)')
+CAPTION = re.compile(
+    r'(<span class="ngx-words"[^>]*>|<p class="ngm-(?:words|caption)">)(.*?)(</span> <span class="ngx-save">|</p>)'
+)
+INDEXED = re.compile(r"\b(alpha|[A-Za-z])_([A-Za-z]+)\b")  # s_z, alpha_A
 COLAB = "https://colab.research.google.com/github"
 
 
@@ -62,6 +66,7 @@ def configure(app: Sphinx, config) -> None:
         raise ConfigError(f"NGPT_BOOK_EXECUTE must be cache, force or off; got {mode!r}.")
     config.nb_execution_mode = mode
     config.html_math_renderer = "built"
+    config.nb_code_prompt_show, config.nb_code_prompt_hide = "Show the code", "Hide the code"
     config.nb_execution_cache_path = str(Path(app.outdir).parent / ".jupyter_cache" / package_hash())
     # The theme does not know placeholders: it gets the address, and shows its buttons, only once it is a real one.
     options = config.html_theme_options
@@ -123,7 +128,7 @@ def number_pages(app: Sphinx, env) -> list[str]:
 
 
 def number_figures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Fill the places for numbers: the third figure of chapter 5 is Figure 5.3."""
+    """Fill the places for numbers: the third figure of chapter 5 is Figure 5.3. Symbols of captions get their index."""
     chapter = app.env.toc_secnumbers.get(docname, {}).get("", ())
     before = ".".join(map(str, [*chapter, ""]))
     count = 0
@@ -133,9 +138,13 @@ def number_figures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         count += 1
         return f"{place[1]}Figure {before}{count}.{place[2]}"
 
+    def spelled(symbol: re.Match) -> str:
+        return f"{symbol[1].replace('alpha', 'α')}<sub>{symbol[2]}</sub>"
+
     for node in doctree.findall(nodes.raw):
         if "ngpt-number" in (text := node.astext()):
             text = NUMBER.sub(numbered, text)
+            text = CAPTION.sub(lambda caption: caption[1] + INDEXED.sub(spelled, caption[2]) + caption[3], text)
             node.children, node.rawsource = [nodes.Text(text)], text
 
 
