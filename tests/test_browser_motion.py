@@ -311,7 +311,7 @@ def test_without_javascript_the_last_frame_is_there_and_no_dead_button(browser, 
 
 
 # ---- the book --------------------------------------------------------------------------------------------------------
-CHAPTERS = ("03_lgp", "05_gated_adamw", "06_geometry", "08_mamba_moe", "09_whole_recipe", "11_train_for_real")
+CHAPTERS = ("03_lgp", "05_gated_adamw", "06_geometry", "08_experts", "09_whole_recipe", "11_train_for_real")
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
