@@ -122,8 +122,8 @@ def _takes_varlen(dtype: torch.dtype, head_dim: int, device: torch.device) -> bo
         reason = f"torch {torch.__version__} lacks varlen_attn with scale and enable_gqa: install torch 2.12 or newer"
     elif dtype not in (torch.bfloat16, torch.float16):
         reason = f"flash attention needs a half precision, and this is {dtype}: train with --precision bf16"
-    elif head_dim > 256:
-        reason = f"flash attention takes heads of up to 256 dimensions, and these have {head_dim}"
+    elif head_dim > 256 or head_dim % 8:
+        reason = f"flash attention takes heads of up to 256 dimensions, a multiple of 8, and these have {head_dim}"
     elif not rehearsing() and torch.cuda.get_device_capability(device) < (8, 0):
         reason = "flash attention needs a GPU of compute capability 8.0 or newer"
     if reason is not None:
