@@ -58,7 +58,12 @@ def rotate(x: Tensor, theta: float, start: int = 0) -> Tensor:
     Coordinates i and i + d_k/2 form a plane that is rotated by position * theta^(-2i/d_k). A rotation keeps norms, and the dot
     product of two rotated vectors depends only on the difference of their positions.
     """
-    cos, sin = rope_table(x.detach(), theta, start)
+    table = rope_table(x.detach(), theta, start)
+    # ngpt_core only: begin
+    if rows_cpu.takes(x, table):
+        return rows_cpu.rotate(x, table)
+    # ngpt_core only: end
+    cos, sin = table
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 

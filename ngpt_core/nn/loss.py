@@ -79,7 +79,7 @@ def chunk_length(h: Tensor) -> int:
 
 def chunks(N: int, most: int) -> list[slice]:
     """Slices of N rows, at most ``most`` each, as few as possible and of equal length, give or take one row. If a few more
-    slices divide N evenly, those."""
+    slices divide N evenly, that many."""
     fewest = -(-N // most)
     count = next((n for n in range(fewest, fewest + fewest // 4 + 1) if n and N % n == 0), fewest)
     ends = [N * (i + 1) // count for i in range(count)]
@@ -167,17 +167,9 @@ def _takes_kernel(h: Tensor) -> bool:
 
 
 def _by_kernel(
-    h: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    s: Tensor | None,
-    b: Tensor | None,
-    ignore_index: int,
-    chunk: int,
-    need_h: bool,
-    need_weight: bool,
-    need_s: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    h: Tensor, weight: Tensor, targets: Tensor, s: Tensor | None, b: Tensor | None, ignore_index: int, chunk: int,
+    need_h: bool, need_weight: bool, need_s: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``_cross_entropy_sum`` with one kernel between the products. Here G is b * G."""
     (N, d), V, wanted = h.shape, weight.shape[0], need_h or need_weight or need_s
     weight, targets = weight.contiguous(), targets.contiguous()

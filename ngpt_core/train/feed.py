@@ -1,7 +1,7 @@
 """When is a batch read, and how does it reach the device?
 
 On a GPU a thread reads the batch of the next step while this one is computed: into pinned memory, and from there to the device
-on a stream of its own, with the offsets of its documents, which only the host can find without waiting. The step then finds
+on a separate stream, with the offsets of its documents, which only the host can find without waiting. The step then finds
 everything there. On a CPU a batch is read when it is needed.
 
 The position in the data is the loader's, after the last batch that was handed out. A batch that was read ahead is used only if
