@@ -132,7 +132,7 @@ def test_another_run_is_refused_and_nothing_changes(straight, corpus, tmp_path):
         new_run(corpus, straight)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match="other files and no run"):
+    with pytest.raises(ValueError, match="other files but no run"):
         new_run(corpus, tmp_path / "other")
     assert snapshot(straight) == before
 
@@ -436,13 +436,13 @@ def _metrics_on_a_full_disk(*args):
     return metrics
 
 
-def test_a_run_goes_on_when_there_is_no_stderr(corpus, tmp_path, monkeypatch):
+def test_a_run_continues_without_stderr(corpus, tmp_path, monkeypatch):
     run = new_run(corpus, tmp_path / "run")
     monkeypatch.setattr("sys.stderr", None)  # as after 2>&-
     assert train(run) == 0 and len(read_metrics(tmp_path / "run")) == 6
 
 
-def test_a_run_goes_on_when_nobody_looks_on(corpus, tmp_path, monkeypatch):
+def test_a_run_continues_when_nobody_reads_its_output(corpus, tmp_path, monkeypatch):
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as pipe, monkeypatch.context() as patch:
@@ -492,7 +492,7 @@ def test_the_lock_holds_while_its_file_comes_and_goes(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0, 0] and (tmp_path / "number").read_text() == "150"
 
 
-def test_without_locks_a_run_is_trained_with_a_word_of_warning(corpus, tmp_path, capsys, monkeypatch):
+def test_without_locks_a_run_is_trained_with_a_warning(corpus, tmp_path, capsys, monkeypatch):
     def no_locks(*args):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -659,13 +659,13 @@ def test_a_config_that_was_edited_is_not_blamed_on_the_checkpoint(straight):
     del record["seal"]
     edited = {"model": {**record["model"], "d_model": 64}}
     write_sealed(straight / "config.json", {**record, **edited})
-    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another d_model\."):
+    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: they differ in d_model\."):
         resume(straight)
     write_sealed(straight / "config.json", {**record, "train": {**record["train"], "batch_size": 8}})
-    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another batch_size\."):
+    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: they differ in batch_size\."):
         resume(straight)
     write_sealed(straight / "config.json", {**record, "id": "that of another run"})
-    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: it has another id\."):
+    with pytest.raises(ValueError, match=r"config.json does not belong to .*step-00000006: they differ in id\."):
         resume(straight)
     for change, words in (
         ({"steps": "six"}, "'steps' is missing or has the wrong type"),

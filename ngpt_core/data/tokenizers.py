@@ -59,7 +59,7 @@ class ByteTokenizer:
 
 @contextlib.contextmanager
 def _errors(of: str) -> Iterator[None]:
-    """An error of the library, a bare Exception or a panic (a BaseException, from Rust), as a ValueError."""
+    """Turn an error of the library, a bare Exception or a panic (a BaseException, from Rust), into a ValueError."""
     try:
         yield
     except BaseException as error:
@@ -118,8 +118,8 @@ class _Tiktoken:
             self.encoding = tiktoken.get_encoding(spec.removeprefix("tiktoken:"))
         except ConnectionError:
             raise ValueError(
-                f"the tokenizer {spec!r} is not in tiktoken's cache on this machine, and a name from a file is not looked up "
-                f"in the network: name it with --tokenizer {spec} once."
+                f"the tokenizer {spec!r} is not in tiktoken's cache on this machine, and a name from a file is never looked up "
+                f"online: pass --tokenizer {spec} once."
             ) from None
         except ValueError:
             raise ValueError(f"tiktoken has no encoding {spec!r}; it has {tiktoken.list_encoding_names()}.") from None
@@ -136,7 +136,7 @@ class _Tiktoken:
 
 
 def _no_network(path: str) -> bytes:
-    """In the place of tiktoken's download."""
+    """Replaces tiktoken's download."""
     raise ConnectionError(path)
 
 
@@ -184,16 +184,14 @@ def check_copy(description: dict, folder: Path) -> int:
 
 
 def from_description(description: dict, folder: Path) -> Tokenizer:
-    """The tokenizer that ``describe`` recorded, from the copy in ``folder`` if there is one. A name that was read from a file
-    is never looked up in the network."""
+    """The tokenizer that ``describe`` recorded, from the copy in ``folder`` if there is one. A name read from a file is never
+    looked up online."""
     spec = description["spec"]
     if "sha256" not in description:
         if spec.startswith("tiktoken:"):
             return _Tiktoken(spec, offline=True)
         if spec != "bytes":
-            raise ValueError(
-                f"{folder} names the tokenizer {spec!r} and has no copy of it: name it with --tokenizer to load it."
-            )
+            raise ValueError(f"{folder} names the tokenizer {spec!r} but has no copy of it: pass it with --tokenizer.")
         return ByteTokenizer()
     check_copy(description, folder)
     tokenizer = load_tokenizer(str(folder / "tokenizer.json"))

@@ -101,12 +101,12 @@ _KEYS = (
 
 
 def check_keys(group: Mapping) -> None:
-    """Keys that look useful and would have no effect. Other people's keys are theirs."""
+    """Refuse keys that look useful and would have no effect. Keys of other libraries are left alone."""
     for key in group.keys() - set(_KEYS):
         if meant := next((own for own in _KEYS if _nearly(key, own)), None):
             raise ValueError(
-                f"GatedAdamW: {key!r} is not a key of a parameter group; {meant!r} is. Correct it, or rename a key of your own "
-                "that only looks like it."
+                f"GatedAdamW: {key!r} is not a key of a parameter group; {meant!r} is. Correct it, or rename your own key that "
+                "only looks like it."
             )
     for key, instead in (
         ("eps", "AdamW's eps is two numbers here: eps_gate, the gate's threshold (with a=1 it is AdamW's eps), and eps_num."),
@@ -128,7 +128,7 @@ def _nearly(key: object, own: str) -> bool:
 
 
 def check_arguments(unknown: Mapping) -> None:
-    """Arguments that the constructor does not have."""
+    """Refuse arguments that the constructor does not have."""
     check_keys({key: value for key, value in unknown.items() if key == "eps"})
     for key in unknown:
         meant = next((f": did you mean {own}?" for own in _KEYS if _nearly(key, own)), ".")
@@ -149,7 +149,7 @@ def check_biases(groups: list[dict], inherited: list[bool]) -> None:
                     raise ValueError(
                         f"GatedAdamW: {name!r} has one dimension ({len(p)} numbers), like a bias or the weight of a norm, and "
                         f"unit_dim={group['unit_dim']} would make it one unit vector. Put such tensors into a group with "
-                        "unit_dim=None; if you want unit vectors, give them a group of their own with this unit_dim."
+                        "unit_dim=None; if you want unit vectors, give them a separate group with this unit_dim."
                     )
         first += len(group["params"])
 

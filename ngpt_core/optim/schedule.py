@@ -223,7 +223,7 @@ def match_auc(schedule: Decay, reference: Decay) -> Scaled:
     """
     budget, own = area(reference), area(schedule)
     if not (own > 0 and 0 < budget < math.inf):
-        raise ValueError(f"match_auc wants two schedules with a positive area; got {own:g} and, for the reference, {budget:g}.")
+        raise ValueError(f"match_auc needs two schedules with a positive area; got {own:g} and, for the reference, {budget:g}.")
     return Scaled(schedule, budget / own)
 
 

@@ -164,8 +164,8 @@ class Settings:
     pmen: PMEN | None = field(default_factory=PMEN)
     """Post-Moment Exploration Noise on unit rows (item 9). Default: ``PMEN()``. None: no noise."""
     pmen_embeddings: bool | PMEN | tuple[bool | PMEN, bool | PMEN] = True
-    """Whether the input and output embeddings receive exploration noise as well: True, as ``pmen`` says; False, none; or a
-    ``PMEN(...)`` of their own. A pair says it for each: (input, output)."""
+    """Whether the input and output embeddings receive exploration noise as well: True, as ``pmen`` says; False, none; or their
+    own ``PMEN(...)``. A pair sets the two separately: (input, output)."""
     transport: str | None = None
     """What ``GatedAdamW`` does with the first moment of a unit row that has moved: None, nothing, as in the paper; "project" or
     "parallel"."""
@@ -261,8 +261,8 @@ class Settings:
 
 
 def _fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Let AdamW take torch's fused step on a CPU: by default it takes none, and its loop over the tensors takes three times as
-    long. The fused step does not know sharded tensors."""
+    """Let AdamW take torch's fused step on a CPU: by default it does not, and its loop over the tensors takes three times as
+    long. The fused step does not support sharded tensors."""
     for group in optimizer.param_groups:
         plain = all(type(p) is torch.nn.Parameter and p.device.type == "cpu" for p in group["params"])
         group["fused"] = True if plain else None

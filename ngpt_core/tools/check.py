@@ -1,4 +1,4 @@
-"""Is everything in this folder still what was written? ``ngpt check`` reads every byte of it.
+"""Is everything in this folder still exactly what was written? ``ngpt check`` reads every byte of it.
 
 The folder is a run (its config.json and tokenizer, every checkpoint, the export), one checkpoint, an export or a model that
 ``ngpt_core.save`` wrote, or a packed corpus. Each artifact gets one line; the exit status is 1 if any of them is damaged.

@@ -186,7 +186,7 @@ class Reader(StorageReader):
                     key, target = _key(index.fqn, part.offsets), planner.resolve_tensor(item).detach()
                     stored = file.get_slice(key)
                     if stored.get_shape() != list(part.sizes) or stored.get_dtype() != NAMES[x.properties.dtype]:
-                        raise ValueError(f"{name} has another shape or dtype of {index.fqn} than {INDEX}")
+                        raise ValueError(f"{name} and {INDEX} disagree about the shape or dtype of {index.fqn}")
                     rows = tuple(slice(o, o + n) for o, n in zip(item.storage_offsets, item.lengths))
                     target.copy_(stored[rows] if rows else file.get_tensor(key))
                     planner.commit_tensor(item, target)
