@@ -112,7 +112,7 @@ def reach(name: str) -> dict:
 
 
 def stops(rows: dict) -> dict:
-    """From which number of ranks on a step does not become shorter, and what takes its time besides the operators?"""
+    """From which number of ranks on a step does not become shorter, and what else takes time then, apart from the operators?"""
     for ranks, more in pairwise(rows):
         spent = rows[ranks]["seconds"]
         if rows[more]["seconds"]["total"] > 0.95 * spent["total"]:

@@ -4,8 +4,8 @@
 
 Forward and backward of models with the blocks of `micro`, on one thread, the sizes of a row interleaved. The exponent is the
 slope of log(CPU time per token) over log(size), fitted to the medians; beside it is that of the FLOPs per token. An exponent of
-0 is a constant cost per token, as that of the scan should be over the length. With more experts each has fewer tokens, so that
-reading its matrices and writing their gradients weighs more: the row below shows what the products alone do then.
+0 is a constant cost per token, as that of the scan should be over the length. With more experts, each has fewer tokens, so
+reading its matrices and writing their gradients weighs more: the row below shows the same for the products only.
 """
 
 import argparse

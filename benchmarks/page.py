@@ -1,9 +1,9 @@
-"""How heavy is a page of the book, and how soon does its first Explorer follow a hand?
+"""How heavy is a page of the book, and how soon does its first Explorer respond?
 
     python benchmarks/page.py _build/html [PAGE ...] [--rounds 3]
 
 Serves the built site with gzip, as any host does, and opens each page in headless Chromium: once as a desktop (10 Mbit/s,
-40 ms) and once as a slow phone (1.6 Mbit/s, 150 ms, CPU / 4, 390 x 844). Without a hand on the page: bytes that crossed the
+40 ms) and once as a slow phone (1.6 Mbit/s, 150 ms, CPU / 4, 390 x 844). Before any input: bytes that crossed the
 wire and the layout shift. Then the reader goes straight to the first Explorer: seconds from the click on the link until it is
 drawn and its sliders work. Times are wall times (a browser has no others) and need a quiet machine; the bytes do not.
 """

@@ -1,4 +1,4 @@
-"""How long does a person wait for one whole training step, and how far is that from the limit?
+"""How long does one whole training step take, and how far is that from the limit?
 
     python benchmarks/step.py [--presets pico micro] [--rounds 15] [--before CHECKOUT] [--out benchmarks/results/step.json]
 

@@ -1,4 +1,4 @@
-"""What do two threads bring to a training step, and how many more tokens does the demo train than before?
+"""What does a second thread gain in a training step, and how many more tokens does the demo train than before?
 
     python benchmarks/threads.py [--rounds 9] [--before CHECKOUT] [--out benchmarks/results/threads.json]
 

@@ -1,9 +1,9 @@
 """How do definitions from many of our files become one file that imports none of them?
 
 ``definitions`` collects what a file defines and everything of ours that it needs, directly or through others, in the order of
-the imports. They are copied as they stand, comments included, with two changes: imports of ours are dropped, with the prefixes
-and other names that they introduced, and a private name that two files define gets the file's name in front. Nothing is copied
-between the lines "# ngpt_core only: begin" and "# ngpt_core only: end".
+the imports. They are copied verbatim, comments included, with two changes: imports of ours are dropped, with the prefixes
+and other names that they introduced, and a private name that two files define gets the file's name as a prefix. Nothing is
+copied between the lines "# ngpt_core only: begin" and "# ngpt_core only: end".
 """
 
 import ast

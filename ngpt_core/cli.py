@@ -2,7 +2,7 @@
 
     ngpt train | eval | generate | export | check | data pack | plan | simulate | report | demo | selftest
 
-Each command is a function below that reads its flags and calls the package. It imports what it needs itself, so that ``ngpt
+Each command is a function below that reads its flags and calls the package. Imports are inside the functions, so that ``ngpt
 --help`` responds at once. A user's mistake ends in one sentence on stderr and exit status 1, without a traceback
 (``NGPT_TRACEBACK=1`` shows it). argparse's own errors exit with status 2, a command stopped by SIGTERM with 143.
 """
@@ -87,7 +87,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     _add_generate(command)
     _add_export(command)
     check = command(
-        "check", _check_path, "verify that a run, a checkpoint, an export or a packed corpus is still what was written"
+        "check", _check_path, "verify that a run, a checkpoint, an export or a packed corpus is exactly what was written"
     )
     check.add_argument("path", metavar="PATH", help="the folder; every file in it is read")
     _add_data(commands)
@@ -168,8 +168,8 @@ def _add_eval(command: Command) -> None:
     sub.add_argument("--device", metavar="{auto,cpu,cuda}", default="auto", help="auto: cuda if there is a GPU (default: auto)")
     sub.add_argument("--tokenizer", help="for a model that was saved without one: bytes, a tokenizer.json, a name")
     sub.add_argument("--tasks", nargs="+", metavar="TASK", help="tasks of lm-evaluation-harness to run instead (needs lm-eval)")
-    sub.add_argument("--task-folder", metavar="DIR", help="with --tasks: a folder with tasks of your own")
-    sub.add_argument("--limit", type=int, help="with --tasks: examples per task at most")
+    sub.add_argument("--task-folder", metavar="DIR", help="with --tasks: a folder with your own tasks")
+    sub.add_argument("--limit", type=int, help="with --tasks: the maximum number of examples per task")
     sub.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -188,10 +188,10 @@ def _eval(args: argparse.Namespace) -> int:
 
 
 def _add_generate(command: Command) -> None:
-    sub = command("generate", _generate, "continue a text with a run's model; the text appears as it is written")
+    sub = command("generate", _generate, "continue a text with a run's model; the text appears as it is generated")
     sub.add_argument("run", metavar="RUN", help="a run folder, or a folder that ngpt_core.save wrote")
     sub.add_argument("--prompt", default="def ", help='the text to continue (default: "def ")')
-    sub.add_argument("--max-new-tokens", type=int, default=200, help="maximum number of tokens to write (default: 200)")
+    sub.add_argument("--max-new-tokens", type=int, default=200, help="maximum number of tokens to generate (default: 200)")
     sub.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
     sub.add_argument("--top-k", type=int, help="draw only from the k most likely tokens")
     sub.add_argument("--top-p", type=float, help="draw only from the most likely tokens that together reach this probability")
@@ -222,7 +222,7 @@ def _export(args: argparse.Namespace) -> int:
     from .hf.export import export
 
     try:
-        print(export(args.run, args.folder, args.tokenizer))
+        print(printable(str(export(args.run, args.folder, args.tokenizer))))
     except ImportError as error:
         raise ValueError(str(error)) from None
     return 0
@@ -261,7 +261,7 @@ def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "check", help="verify the checksums of a packed corpus, or the layout of token files", allow_abbrev=False
     )
     check.add_argument("dir", metavar="DIR", help="a packed corpus, token files, embedded, or stdlib (see ngpt train --data)")
-    check.add_argument("--tokenizer", help="of token files, which do not name it: bytes, a tokenizer.json, a name")
+    check.add_argument("--tokenizer", help="for token files, which do not record it: bytes, a tokenizer.json, a name")
     check.set_defaults(command=_check)
 
 
@@ -314,7 +314,7 @@ def _add_plan(command: Command, chosen: str) -> None:
         _plan,
         "what a run needs on given GPUs: memory, time, messages, learning rates, the command that starts it",
         "What a run needs on given GPUs. Micro-batch, activation checkpointing, expert parallelism and replicas are chosen for "
-        "the shortest step that fits; those that you give stay. Exits with 1 if the run does not fit.",
+        "the shortest step that fits; those that you set are kept. Exits with 1 if the run does not fit.",
     )
     sub.add_argument("--gpus", type=int, default=8, help="number of GPUs (default: 8)")
     sub.add_argument("--gpu", default="h100-80gb", help=f"the kind of GPU: {', '.join(GPUS)} (default: h100-80gb)")
@@ -342,22 +342,24 @@ def _add_simulate(command: Command, chosen: str) -> None:
     sub = command(
         "simulate",
         _simulate,
-        "run the real training step on a cluster that is not there: memory, messages, waits, time",
+        "run the real training step on a simulated cluster: memory, messages, waits, time",
         "Run one real training step on tensors without memory and ranks that do not exist, and report what a GPU would do: "
         "memory by kind and where its peak is, messages between ranks, waits of the host, an estimate of the time. Takes every "
         "flag of ngpt train; --out is an HTML page with a picture of the memory. Without --data it reads a "
-        "synthetic corpus. A full-size preset without any flag of the layout (--micro-batch, --activation-checkpointing, "
-        "--expert-parallel, --replicas) has the layout that ngpt plan chooses. Exits with 1 if the run does not fit.",
+        "synthetic corpus. A full-size preset without any layout flag (--micro-batch, --activation-checkpointing, "
+        "--expert-parallel, --replicas) gets the layout that ngpt plan chooses. Exits with 1 if the run does not fit.",
     )
     sub.add_argument("--gpus", type=int, default=8, help="number of GPUs (default: 8)")
     sub.add_argument("--gpu", default="h100-80gb", help=f"the kind of GPU: {', '.join(GPUS)} (default: h100-80gb)")
     sub.add_argument(
-        "--routing", default="balanced", help="balanced: every expert gets as many tokens; skewed: twice the mean to none"
+        "--routing",
+        default="balanced",
+        help="balanced: every expert gets the same number of tokens; skewed: from none to twice the mean",
     )
     sub.add_argument(
         "--kernels",
         default="cuda",
-        help="whose branches run: cuda's kernels, or torch's own on a cpu (default: cuda)",
+        help="which branches run: cuda (its kernels), or cpu (torch's own operations) (default: cuda)",
     )
     _add_document_length(sub)
     sub.add_argument("--json", metavar="FILE", dest="json_file", help="also write the figures as JSON")
@@ -373,13 +375,13 @@ def _simulate(args: argparse.Namespace) -> int:
     from .train.config import given
 
     settings, model_settings = given(args)
-    page = str(settings.pop("out", ""))  # for train it is the run's folder
+    page = str(settings.pop("out", ""))  # train's --out is the run's folder; here it is a page
     result = simulate_for(settings, model_settings, args.gpus, args.gpu, args.routing, args.kernels, args.document_length)
     advice = [] if result.fits else alternatives(result.model, result.config, args.gpus, args.gpu, args.document_length)
     print(result.text(advice))
     if result.fits and result.model.name in FULL_SIZE and not set(LAYOUT) & set(settings):
         flags = " ".join(as_flag(name, getattr(result.config, name)) for name in LAYOUT)
-        print(f"\nngpt plan chose this layout; give it to ngpt train, which chooses none: {flags}")
+        print(f"\nngpt plan chose this layout. ngpt train does not choose one: give it these flags: {flags}")
     if args.json_file:
         result.write_json(args.json_file)
     if page:
@@ -399,7 +401,7 @@ def _plan(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from .tools.report import write_report
 
-    print(write_report(args.runs, args.out))
+    print(printable(write_report(args.runs, args.out)))
     return 0
 
 

@@ -95,7 +95,7 @@ class ModelConfig:
     """A lower bound on dt after softplus. 0: none, as in mamba-ssm; transformers' NemotronH has one (see ``to_nemotron_h``)."""
     scale_dt: bool = True
     """s_mamba multiplies the whole input of the layer, so the logits of dt as well (section 3.2: "the input activations").
-    False: it leaves dt as it is; its reason, the scale of SiLU's inputs, does not reach dt."""
+    False: dt is not scaled, since the reason for s_mamba, the scale of SiLU's inputs, does not apply to it."""
     vector_s_mamba: bool = False
     """Make s_mamba a vector of d_model entries instead of a scalar (section 3.2: no significant difference)."""
 
@@ -209,7 +209,7 @@ class ModelConfig:
             raise ValueError(f"A config must be a dictionary of fields, as returned by ModelConfig.to_dict; got {data!r}.")
         values: dict[str, Any] = dict(data)
         version = values.pop("format", None)
-        if version != FORMAT:
+        if not isinstance(version, int) or version != FORMAT:
             raise ValueError(f"This version reads configs of format {FORMAT}; got {version!r}. Use the version that wrote it.")
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):

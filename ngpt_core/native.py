@@ -1,10 +1,10 @@
 """How does a C++ file become functions of this process? Compiled on this machine the first time it is needed.
 
-A kernel is a pair of files of one name, such as ``optim/fused_cpu.cpp`` and ``optim/fused_cpu.py``: the source has a C
+A kernel is a pair of files with the same name, such as ``optim/fused_cpu.cpp`` and ``optim/fused_cpu.py``: the source has a C
 interface, and the Python file calls it through ctypes. The library is in the user's cache directory, under a name that depends
 on the source, the flags, the compiler and this processor: another compiler, another machine with the same home directory or a
 new version of the source gets a separate file. Several processes may race: each compiles to a separate file, and the last
-rename wins with the same content. Without a compiler nothing breaks: every kernel stands beside a plain form.
+rename wins with the same content. Without a compiler nothing breaks: every kernel has a plain counterpart.
 
 A library is code. It is loaded only if nobody but this user (or root) can write it or its folder, and if its sha256 is the one
 that was recorded when it was built. Otherwise it is built again, in a private folder if the cache is open to others.

@@ -1,7 +1,7 @@
 """Which models are there, and how large are they?
 
 A preset is a complete ``ModelConfig``: ``preset("30B")`` is nGPT, ``preset("30B", normalized=False)`` its GPT twin, and any
-field can be overridden. Two families:
+field can be overridden. Three families:
 
 **The ladder** 1B ... 30B of section 4.1. Only 30B is public (Nemotron-3 Nano). For the others the paper gives only total and
 active counts; our rungs are proposals that match the active counts to 1% and the rounded totals to 3%. C, tokens and the

@@ -1,7 +1,7 @@
-"""Does a tensor compute as on a GPU or as on a CPU? As its device says, except in a rehearsal.
+"""Does a tensor take the branches for a GPU or for a CPU? Its device decides, except in a rehearsal.
 
 A rehearsal (``ngpt simulate``) runs the real program on tensors that have shapes but no memory. They are on the device "cpu",
-since there may be no GPU, and take the branches of the machine that is rehearsed. A branch that depends on the device asks
+since there may be no GPU, and take the branches of the simulated machine. A branch that depends on the device asks
 ``on_gpu``; a check that reads values asks ``has_values``.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["has_values", "on_cpu", "on_gpu", "rehearse", "rehearsing"]
 
-_rehearsed: str | None = None  # the kind of machine, "cpu" or "cuda"
+_rehearsed: str | None = None  # the kind of the simulated machine, "cpu" or "cuda"
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from .files import read_json, sha256, write_json
 __all__ = ["SEAL", "Damaged", "check_files", "check_folder", "entry", "is_plain", "listed", "note_unsealed", "read_sealed",
            "seal_folder", "unseal", "verify", "write_sealed"]  # fmt: skip
 
-SEAL = "seal.json"  # in a folder whose files have no list of their own
+SEAL = "seal.json"  # in a folder without another list of its files
 Entry = dict[str, Any]  # of a file: bytes, sha256
 
 

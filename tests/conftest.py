@@ -22,7 +22,7 @@ hypothesis.settings.load_profile("patient")
 def _seed():
     torch.manual_seed(0)
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # what earlier tests have compiled counts towards Dynamo's limit of recompilations
+        torch.compiler.reset()  # what earlier tests have compiled counts toward Dynamo's limit of recompilations
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """CUDA's kernels as plain torch on the CPU, so that the branches that call them run here, gradients included.
 
-``with cuda_twins():`` takes the branches of CUDA on tensors of the CPU, and gives every operator behind which a CUDA kernel
-stands an implementation for the CPU: the plain form beside it. What is checked so is our side of the call: layouts, offsets,
-which gradients come back, and that a compiler sees one graph. What a kernel computes is ``ngpt selftest --device cuda``'s.
+``with cuda_twins():`` takes CUDA's branches on CPU tensors, and gives every operator that calls a CUDA kernel an implementation
+for the CPU, its plain form. This checks our side of the call: layouts, offsets, which gradients come back, and that a compiler
+sees one graph. What a kernel computes is checked by ``ngpt selftest --device cuda``.
 """
 
 import contextlib

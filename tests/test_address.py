@@ -25,7 +25,7 @@ def test_every_form_of_a_remote_is_one_address_without_a_token(given):
     assert normalized(given) == "https://git.example.org/owner/name"
 
 
-def test_what_is_no_address_is_refused(capsys):
+def test_an_invalid_address_is_refused(capsys):
     for url in ("owner/name", "/srv/git/name", "https://git.example.org", "https://git.example.org/"):
         with pytest.raises(ValueError, match=r"must be like https://github.com/OWNER/NAME"):
             normalized(url)

@@ -126,7 +126,7 @@ def test_a_refresh_reads_nothing_but_the_counters_of_the_host(capturable, foreac
 
 
 @pytest.mark.parametrize("path", [dict(), dict(fused=False), dict(foreach=True), dict(capturable=True)], ids=str)
-def test_it_is_the_papers_at_first_then_the_quantile_and_kept_for_a_while(path):
+def test_it_is_the_papers_at_first_then_the_quantile_which_is_kept_for_a_while(path):
     p = parameter(6, 20)
     optimizer = ng.GatedAdamW([p], lr=0.01, unit_dim=-1, eps_gate=ng.AutoGate(quantile=0.3, every=5), **path)
     seen = []
@@ -143,7 +143,7 @@ def test_it_is_the_papers_at_first_then_the_quantile_and_kept_for_a_while(path):
     assert changes == [2, 7, 12]
 
 
-def test_auto_is_the_median_every_hundred_steps_and_tensors_have_thresholds_of_their_own():
+def test_auto_is_the_median_every_hundred_steps_and_each_tensor_has_its_own_threshold():
     p, q = parameter(3, 8), parameter(3, 8)
     optimizer = ng.GatedAdamW([p, q], lr=0.01, eps_gate="auto")
     assert optimizer.param_groups[0]["eps_gate"] == ng.AutoGate(quantile=0.5, every=100)
@@ -198,7 +198,7 @@ def test_switched_on_in_the_middle_it_takes_its_first_quantile_at_once():
     assert torch.equal(p, other)
 
 
-def test_a_function_is_asked_once_per_group_and_step_with_t_from_one():
+def test_a_function_is_called_once_per_group_and_step_with_t_from_one():
     asked = []
 
     def gate(t, group):
@@ -273,12 +273,12 @@ def test_a_quantile_outside_0_to_1_and_a_step_count_below_1_are_refused(bad):
         ng.AutoGate(**bad)
 
 
-def test_numpys_numbers_are_kept_as_pythons():
+def test_numpy_numbers_are_stored_as_python_numbers():
     gate = ng.AutoGate(np.float32(0.25), np.int64(3))
     assert gate == ng.AutoGate(0.25, 3) and type(gate.quantile) is float and type(gate.every) is int
 
 
-def test_of_a_tensor_on_another_device_only_the_shape_is_seen():
+def test_only_the_shape_of_a_tensor_on_another_device_is_checked():
     there = torch.device("meta")
     assert auto_gate.called(lambda t, group: torch.empty(1, 1, device=there), 3, {}, there).shape == ()
     for bad in (torch.empty(2, device=there), torch.empty(1, device=there, dtype=torch.bool)):
@@ -287,7 +287,7 @@ def test_of_a_tensor_on_another_device_only_the_shape_is_seen():
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0, math.inf, "x", None, torch.ones(2)], ids=repr)
-def test_a_state_whose_threshold_is_no_threshold_is_refused(bad):
+def test_a_state_with_an_invalid_threshold_is_refused(bad):
     p, q = parameter(2, 3), parameter(2, 3)
     one, two = (ng.GatedAdamW([x], lr=0.1, eps_gate="auto") for x in (p, q))
     steps(one, 1, 2), steps(two, 1, 2)

@@ -28,6 +28,7 @@ from selenium.webdriver import ActionChains, Keys
 from ngpt_book import Explorer, Slider
 from ngpt_book.explorer import page
 from ngpt_book.explorer.svg.space import Space
+from ngpt_book.printed.whole import order
 from ngpt_book.sphinx import plotly_part
 
 pytestmark = pytest.mark.browser
@@ -37,13 +38,7 @@ FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run -
     --hide-scrollbars --window-size=1200,1000""".split()
 
 
-def toc() -> list[str]:
-    tree = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
-    parts = [tree, *tree.get("parts", [])]
-    return [tree["root"], *(chapter["file"] for part in parts for chapter in part.get("chapters", []))]
-
-
-PAGES = toc()
+PAGES = [name for _, part in order(yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())) for name in part]
 
 ALIVE = "e.dataset.state === 'live' && e.querySelector('.ngx-plot')._fullLayout && e.querySelector('.ngx-plot svg')"
 SEEN = """return [...document.querySelectorAll('.ngx')].map(e => ['.ngx-still svg', '.ngx-plot', '.ngx-panel']
@@ -204,7 +199,7 @@ def chapter(request, browser, address) -> str:
     return request.param
 
 
-def test_a_page_is_quiet_and_asks_nobody_else(browser, address, chapter):
+def test_a_page_logs_nothing_and_asks_no_other_host(browser, address, chapter):
     assert [url for url in browser.requests() if not url.startswith(address)] == []
     assert browser.errors() == []
     assert browser.js("return !document.querySelector('.ngx-bundle, script[src*=thebe], script[src*=embed-amd]')")
@@ -213,7 +208,11 @@ def test_a_page_is_quiet_and_asks_nobody_else(browser, address, chapter):
         assert browser.js(f"return {formulas} === document.querySelectorAll('.math').length")
 
 
-def test_every_slider_and_figure_has_a_name_for_those_who_listen(browser, chapter):
+def test_a_page_has_one_title(browser, chapter):
+    assert len(browser.find("h1")) == 1
+
+
+def test_every_slider_and_figure_has_a_name_for_screen_readers(browser, chapter):
     for group in browser.find(".ngx-choices"):
         assert group.accessible_name.strip() and group.aria_role == "radiogroup"
     for slider in browser.find(".ngx-row input:not([hidden])"):
@@ -362,7 +361,7 @@ def test_without_scripts_there_is_a_still_picture(browser, address, chapter):
 
 
 @pytest.mark.parametrize("name", ["index", "search", "genindex"])
-def test_the_other_pages_are_quiet_too(browser, address, name):
+def test_the_other_pages_log_nothing_either(browser, address, name):
     browser.phone()
     browser.open(f"{address}/{name}.html")
     assert [url for url in browser.requests() if not url.startswith(address)] == []
@@ -396,7 +395,7 @@ CONTENTS = "toc-entry"  # the list of contents at the side opens the section tha
 
 
 @pytest.mark.parametrize("device", ["desktop", "phone"])
-def test_a_page_is_light_and_stands_still(browser, site, address, page_of_the_book, device):
+def test_a_page_is_small_and_its_layout_does_not_shift(browser, site, address, page_of_the_book, device):
     """What crosses the wire before the first touch, and how much moves while it loads and while the reader scrolls."""
     getattr(browser, device)()
     script = browser.cdp("Page.addScriptToEvaluateOnNewDocument", source=SHIFTS)["identifier"]
@@ -537,7 +536,7 @@ def test_numbers_are_written_as_python_writes_them(browser, bench):
         assert got == [format(int(v) if spec.endswith("d") else float(v), spec) for v in numbers], spec
 
 
-def test_what_was_before_stays_as_a_ghost(browser, bench):
+def test_the_previous_state_stays_as_a_ghost(browser, bench):
     explorer, (slider, *_) = browser.find(".ngx")[0], browser.find(".ngx-row input")
     data = "return document.querySelector('.ngx-plot').data.map(t => [t.meta || '', t.x && [...t.x].join()])"
     browser.find(".ngx-reset", explorer)[0].click()
@@ -553,7 +552,7 @@ def test_what_was_before_stays_as_a_ghost(browser, bench):
     assert [mark for mark, _ in browser.js(data)] == ["", ""] and not browser.find(".ngx-ghost", explorer)[0].text
 
 
-def test_a_figure_can_be_kept_as_a_file(browser, bench, tmp_path):
+def test_a_figure_can_be_saved_as_a_file(browser, bench, tmp_path):
     browser.cdp("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     for form, start in (("png", b"\x89PNG"), ("svg", b"<svg")):
         browser.find(f".ngx-save [data-format={form}]")[2].click()  # the parabola

@@ -123,7 +123,7 @@ KNOBS = [
 
 
 @pytest.mark.parametrize("which", WHICH)
-def test_after_every_knob_too(loaded, which):
+def test_the_logits_agree_after_every_knob_too(loaded, which):
     text = texts(3)[0] + "def f(x):"
     plain = logits(live.model(which), text)
     for knobs in KNOBS:
@@ -263,7 +263,7 @@ def test_every_knob_moves_the_prediction_and_the_loss_and_comes_back(browser, ad
     assert browser.errors() == []
 
 
-def test_it_writes_on_and_stops(browser, address):
+def test_it_continues_the_text_and_stops(browser, address):
     browser.desktop()
     browser.driver.get(f"{address}/whole.html")
     type_text(browser, "def ")
@@ -307,7 +307,7 @@ def test_a_byte_a_block_and_a_candidate_can_be_chosen_by_mouse_and_keyboard(brow
     assert browser.errors() == []
 
 
-def test_everything_has_a_name_for_those_who_listen(browser, address):
+def test_everything_has_a_name_for_screen_readers(browser, address):
     browser.desktop()
     browser.driver.get(f"{address}/whole.html")
     for element in browser.find(".ngl-live button, .ngl-live input, .ngl-live textarea, .ngl-live svg[role=img]"):
@@ -341,7 +341,7 @@ def test_missing_weights_are_reported_and_can_be_tried_again(browser, folder):
     browser.forget()
 
 
-def test_what_colab_gets_works_by_itself(browser, tmp_path):
+def test_what_colab_gets_works_on_its_own(browser, tmp_path):
     browser.desktop()
     (tmp_path / "colab.html").write_text(f'<meta charset="utf-8"><body>{live.Look("small").to_html()}</body>')
     browser.driver.get((tmp_path / "colab.html").as_uri())

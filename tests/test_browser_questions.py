@@ -259,7 +259,7 @@ def test_it_can_be_shown_anyway_and_hints_come_one_at_a_time(phone):
             assert question.shows("path.ngq-true")
 
 
-def test_by_keys_alone_with_names_for_those_who_listen(phone):
+def test_by_keyboard_only_with_names_for_screen_readers(phone):
     for name in EVERY:
         question = Asked(phone, name)
         kind = question.spec["kind"]
@@ -363,7 +363,7 @@ def test_the_page_computes_a_formula_as_its_twin_in_python_does(phone):
         ("1+" * 150 + "1", "at most 200"),
     ],
 )
-def test_what_is_not_understood_is_explained(phone, text, words):
+def test_input_that_cannot_be_parsed_is_explained(phone, text, words):
     message = phone.js("try { window.ngq.formula(arguments[0], ['x']); return '' } catch (e) { return e.message }", text)
     assert words in message
 

@@ -1,4 +1,4 @@
-"""Does every callback of a run hear what happens, once, also when the run is resumed?"""
+"""Does every callback of a run receive every event exactly once, even if the run is resumed?"""
 
 import json
 import sys
@@ -59,7 +59,7 @@ def interrupted(corpus, folder, **settings):
         train(new_run(corpus, folder, steps=4, callback=["my_callbacks:Fails"], **settings))
 
 
-def test_a_callback_of_the_user_hears_everything_in_order(corpus, mine, tmp_path):
+def test_a_users_callback_receives_every_event_in_order(corpus, mine, tmp_path):
     run = new_run(corpus, tmp_path / "run", steps=2, save_every=1, sample_tokens=2, callback=["my_callbacks:Mine"])
     assert train(run) == 0
     heard = sys.modules[mine].heard

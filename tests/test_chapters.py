@@ -1,6 +1,6 @@
-"""What chapters 11 and 12 show and do not run themselves: their Python listings, their launch scripts, their figures' numbers.
+"""What chapters 11 and 12 show but do not run: their Python listings, their launch scripts, their figures' numbers.
 
-The notebooks' own cells run in nbval; here are the lines that stand in their prose.
+The notebooks' cells run in nbval; these are the lines in their prose.
 """
 
 import json

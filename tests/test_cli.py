@@ -124,7 +124,7 @@ def test_a_run_that_goes_on_is_no_longer_the_model_that_it_exported(corpus, tmp_
     assert loss(out) < six < four
 
 
-def test_a_prompt_that_a_tokenizer_drops_and_a_terminal_without_unicode(run, tmp_path, monkeypatch, capsys):
+def test_a_prompt_that_the_tokenizer_drops_and_a_terminal_without_unicode(run, tmp_path, monkeypatch, capsys):
     from ngpt_core.data.tokenizers import ByteTokenizer
     from ngpt_core.train import trained
 
@@ -162,7 +162,7 @@ def test_dry_run_prints_the_recipe_and_writes_nothing(tmp_path, capsys, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_come_from_a_file_and_flags_come_on_top(corpus, tmp_path):
+def test_settings_come_from_a_file_and_flags_override_them(corpus, tmp_path):
     (tmp_path / "run.toml").write_text(
         f'steps = 2\nbatch-size = 2\nseq_len = 32\ndata = ["{corpus}"]\nseed = 5\nsample_tokens = 0\n'
     )
@@ -182,7 +182,7 @@ def test_settings_come_from_a_file_and_flags_come_on_top(corpus, tmp_path):
     assert (recorded["seq_len"], recorded["batch_size"], recorded["seed"]) == (32, 2, 7)
 
 
-def test_a_file_may_say_the_home_folder(corpus, tmp_path, monkeypatch):
+def test_a_path_in_a_file_may_start_with_the_home_folder(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "corpus").symlink_to(corpus)
     settings = {"out": "~/run", "data": ["~/corpus=2"], "steps": 1, "seq_len": 32, "batch_size": 2, "sample_tokens": 0}
@@ -208,7 +208,7 @@ def test_every_setting_of_run_and_model_is_a_flag_with_its_help():
                 assert field_help(cls)[f.name]
 
 
-def test_slips_are_one_sentence(corpus, run, tmp_path, capsys):
+def test_mistakes_are_one_sentence(corpus, run, tmp_path, capsys):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bad.toml").write_text("seq_len = \n")
     (tmp_path / "typo.json").write_text('{"seq_lenn": 3}')
@@ -340,7 +340,7 @@ def test_help_answers_without_importing_torch():
     assert answer.splitlines()[-1] == "False"
 
 
-def test_a_reader_that_leaves_early_is_no_error(run):
+def test_a_reader_that_leaves_early_is_not_an_error(run):
     command = f"{sys.executable} -m ngpt_core generate {run} --max-new-tokens 400 --temperature 2 | head -c 3"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
@@ -422,7 +422,7 @@ def test_the_demo_compares_both_and_says_where_the_report_is(tmp_path, capsys, m
     assert (tmp_path / "demo" / "report.html").exists()
 
 
-def test_the_demo_says_how_sure_it_is():
+def test_the_demo_reports_its_uncertainty():
     gpt, ngpt = [(20.0, 10), (10.0, 10), (30.0, 10), (20.0, 10)], [(19.0, 10), (8.0, 10), (29.0, 10), (18.0, 10)]
     difference, half = paired(gpt, ngpt)  # files of one length: the mean of four differences
     assert difference == pytest.approx(-0.15) and half == pytest.approx(3.182 * 0.0577350 / 2, rel=1e-2)
@@ -453,7 +453,7 @@ def test_the_demos_interval_covers_the_truth_where_files_differ():
     assert 920 < inside < 970
 
 
-def test_a_run_says_which_numbers_are_in_force(capsys, corpus, tmp_path):
+def test_a_run_prints_which_numbers_are_in_force(capsys, corpus, tmp_path):
     """The ladder trains with the paper's numbers at any batch, a laptop model with scaled ones; either can be asked for."""
     for words, line in (
         ("--preset 1B --batch-size 1024", "recipe: the paper's numbers\n"),

@@ -153,7 +153,7 @@ def test_compressed_and_binary_files_are_not_packed_as_text(tmp_path):
             pack_files([str(tmp_path / name)], tmp_path / "c", ByteTokenizer())
     (tmp_path / "utf16.txt").write_bytes("text, and more of it; ".encode("utf-16"))
     for separator in (None, ";"):
-        with pytest.raises(ValueError, match=r"utf16.txt is not text: it has a zero byte"):
+        with pytest.raises(ValueError, match=r"utf16.txt is not text: it contains a zero byte"):
             pack_files([str(tmp_path / "utf16.txt")], tmp_path / "c", ByteTokenizer(), separator=separator)
     assert not (tmp_path / "c").exists()
 
@@ -410,7 +410,7 @@ def test_a_shard_cut_short_is_found_when_the_corpus_is_opened(corpus):
 def remembered(tmp_path, monkeypatch):
     """A corpus large enough to be remembered, and a counter of the files that are read."""
     monkeypatch.setenv("NGPT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("ngpt_core.data.verified.LEAST", 0)
+    monkeypatch.setattr("ngpt_core.data.verified.MIN_BYTES", 0)
     read, real = [], seal.sha256
     monkeypatch.setattr(seal, "sha256", lambda path: read.append(Path(path).name) or real(path))
     pack([b"some text " * 40] * 40, tmp_path / "corpus", ByteTokenizer(), val_fraction=0.1)
@@ -455,7 +455,7 @@ def test_a_disk_that_changes_a_bit_by_itself_is_found_when_everything_is_read(re
         Corpus(folder).verify()
 
 
-def test_ranks_remember_each_its_files_and_know_those_of_the_others(remembered):
+def test_each_rank_records_its_files_and_reads_the_records_of_the_others(remembered):
     folder, read = remembered
     for rank in range(3):
         Corpus(folder).verify(rank, 3, everything=False)
@@ -473,7 +473,7 @@ def test_a_record_that_others_can_write_is_not_believed(remembered, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"a": ', "[[1, 2]]"])
-def test_a_memory_that_was_damaged_is_no_memory(remembered, tmp_path, content):
+def test_a_damaged_record_counts_for_nothing(remembered, tmp_path, content):
     folder, _ = remembered
     size = Corpus(folder).verify(everything=False)
     for record in (tmp_path / "cache" / "verified").iterdir():
@@ -555,7 +555,7 @@ def test_a_name_from_a_manifest_never_reaches_the_network(corpus, monkeypatch, c
     monkeypatch.setattr(socket, "socket", lambda *args, **kwargs: pytest.fail("the network was used"))
     manifest, _ = read_sealed(corpus.folder / "manifest.json")
     write_sealed(corpus.folder / "manifest.json", manifest | {"tokenizer": {**manifest["tokenizer"], "spec": "their/name"}})
-    with pytest.raises(ValueError, match=r"names the tokenizer 'their/name' and has no copy of it"):
+    with pytest.raises(ValueError, match=r"names the tokenizer 'their/name' but has no copy of it"):
         Corpus(corpus.folder).tokenizer()
 
 
@@ -668,7 +668,7 @@ def test_stdlib_is_this_python_and_is_packed_once(tmp_path, monkeypatch):
     assert first.manifest["sources"]["sha256"] and first.manifest["python"]
 
 
-def test_a_user_without_a_home_reads_what_to_set(monkeypatch):
+def test_a_user_without_a_home_folder_learns_what_to_set(monkeypatch):
     def none():
         raise RuntimeError("Could not determine home directory.")
 
@@ -708,7 +708,7 @@ def server(tmp_path):
         httpd.shutdown()
 
 
-def test_a_download_is_recorded_at_first_and_verified_ever_after(tmp_path, monkeypatch, server):
+def test_a_download_is_recorded_at_first_and_verified_afterwards(tmp_path, monkeypatch, server):
     import hashlib
 
     folder, address = server
@@ -763,7 +763,7 @@ def test_a_download_that_is_not_whole_is_refused_and_leaves_nothing(tmp_path, ca
     assert list((tmp_path / "downloads").iterdir()) == []
 
 
-def test_an_address_that_is_none_is_named(tmp_path):
+def test_an_address_that_is_not_one_is_named(tmp_path):
     for url in ("http://127.0.0.1:port/x", "http://127.0.0.1/a b", "http://127.0.0.1/\u00fc"):
         with pytest.raises(ValueError, match="could not download http://127"):
             download(url, tmp_path)
@@ -804,7 +804,7 @@ def test_a_compressed_bomb_is_not_expanded(tmp_path, monkeypatch):
     bomb = tmp_path / "bomb.txt.gz"
     bomb.write_bytes(gzip.compress(b"a" * 10_000_000))
     assert len(next(iter(documents(str(bomb))))) == 10_000_000  # a small one may expand to a gigabyte
-    monkeypatch.setattr("ngpt_core.data.sources.LEAST_EXPANSION", 1000)
+    monkeypatch.setattr("ngpt_core.data.sources.ALWAYS_ALLOWED", 1000)
     shutil.copy(bomb, tmp_path / "bomb.jsonl.gz")
     many = pyarrow.table({"text": ["a" * 100_000] * 20})  # as a dictionary: the text is stored once
     few = pyarrow.table({"text": ["a" * 1_000_000]})
@@ -832,15 +832,15 @@ def test_a_download_has_limits_in_size_and_time(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: Slow())
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    with pytest.raises(ValueError, match="less than 1024 bytes per second arrive"):
+    with pytest.raises(ValueError, match="it is slower than 1024 bytes/s"):
         download("http://slow/x.txt", tmp_path)
     assert clock[0] < 200
-    monkeypatch.setattr("ngpt_core.data.sources.MOST_BYTES", 10)
+    monkeypatch.setattr("ngpt_core.data.sources.MAX_BYTES", 10)
     with pytest.raises(ValueError, match="it has more than 10 bytes"):
         download("http://large/x.txt", tmp_path)
-    monkeypatch.setattr("ngpt_core.data.sources.PATIENCE", 0.1)
+    monkeypatch.setattr("ngpt_core.data.sources.HEADER_TIMEOUT", 0.1)
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: threading.Event().wait(10))
-    with pytest.raises(ValueError, match=r"the server has not answered within 0\.1 seconds"):
+    with pytest.raises(ValueError, match=r"the server did not answer within 0\.1 seconds"):
         download("http://header/x.txt", tmp_path)
 
 
@@ -891,6 +891,8 @@ def test_what_a_gpu_s_stream_copies_is_waited_for_and_kept_until_it_was_used(cor
     log, kept = [], []
 
     class Stream:
+        device = torch.device("cuda", 3)
+
         def record_event(self):
             log.append("copied")
             return "event"
@@ -907,9 +909,12 @@ def test_what_a_gpu_s_stream_copies_is_waited_for_and_kept_until_it_was_used(cor
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: kept.append(id(x)))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: log.append("pinned") or x)
+    devices = []  # of the thread: without this it would open a context on GPU 0
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: devices.append((threading.current_thread().name, device)))
     feed = Feed(Loader([(corpus, 1.0)], 4, 16), 2, torch.device("cpu"), True)
     feed.stream = Stream()
     fed = feed.next()
     feed.coming[1].result()
     assert sorted(log) == sorted(2 * ["pinned", "pinned", "pinned", "begin", "copied"] + ["wait for event"])
     assert log.index("copied") < log.index("wait for event") and kept == [id(x) for x in fed.tensors()]
+    assert devices == [("ngpt-feed_0", Stream.device)]

@@ -91,7 +91,7 @@ def test_an_ablation_of_the_same_length_does_not_take_the_place_of_the_recipe(ev
     assert both == {"comparisons": 2, "deviation": pytest.approx(0.0), "factor": pytest.approx(1.0)}
 
 
-def test_of_two_recipes_of_a_round_the_one_that_was_best_on_the_seed_of_the_tuning_is_compared(evidence):
+def test_the_recipe_of_a_round_that_was_best_on_the_tuning_seed_is_compared(evidence):
     def row(side, steps, seed, recipe, loss):
         same = {"model": "dense-0.2M", "batch": None, "fields": {}, "curve": [], "cpu_seconds": None, "tokens": 256 * steps}
         return {**same, "side": side, "steps": steps, "seed": seed, "recipe": {"betas": "0.6,0.99", **recipe}, "val_loss": loss}

@@ -58,7 +58,7 @@ def test_infinities_and_nans_may_be_right_and_an_empty_list_of_cases_is_an_error
         (lambda x: 2 * x / (x - 1), "1 of 4 entries is infinite and should not be."),
     ],
 )
-def test_a_wrong_answer_is_described_before_it_is_told(yours, verdict, capsys):
+def test_a_wrong_answer_is_described_before_the_right_one_is_shown(yours, verdict, capsys):
     assert not check(yours, double, (torch.arange(1.0, 5.0),), name=verdict)
     said = capsys.readouterr().out
     assert verdict in said and "nan" not in said and "should be" not in said and "[2.0, 4.0" not in said
@@ -160,7 +160,7 @@ def test_chapter_7_rejects_noise_with_a_mistake(wrong):
 def test_chapter_8_rejects_a_decay_without_a_gradient(capsys):
     """With the mask after exp, the values are right, but the gradient is NaN where exp overflows."""
     mamba_moe = pytest.importorskip("ngpt_book.figures.mamba_moe")
-    found = stub_cell("08_mamba_moe", "my_decay", mamba_moe=mamba_moe)
+    found = stub_cell("08_mamba2", "my_decay", mamba_moe=mamba_moe)
 
     def masked_behind(dt, A):
         log_a = (dt * A).cumsum(0)

@@ -313,7 +313,7 @@ def test_the_page_carries_the_grid_and_says_where_each_number_goes(explorer):
     assert (second["key"], second["start"], second["strides"], second["shape"]) == ("path", 1, [2], [40])
 
 
-def test_the_page_has_labelled_range_inputs_a_still_picture_and_no_plotly(explorer):
+def test_the_page_has_labeled_range_inputs_a_still_picture_and_no_plotly(explorer):
     text = explorer.to_html()
     assert len(re.findall(r'<label for="([\w-]+)">.*?<input type="range" id="\1"', text)) == 2
     assert 'aria-valuetext="50°"' in text and ">α</span>" in text
@@ -337,7 +337,7 @@ def test_angle_brackets_cannot_end_the_script():
     assert text.count("</script>") == 2  # the specification's and the bundle's own
 
 
-def test_show_wants_words_for_those_who_do_not_see():
+def test_show_requires_a_text_description():
     with pytest.raises(ValueError, match="screen readers"):
         show(go.Figure(), alt=" ")
     html = page.Picture(go.Figure(go.Scatter(y=np.arange(100.0))), "A line that rises").to_html()
@@ -399,12 +399,12 @@ def contrast(a, b):
 
 
 @pytest.mark.parametrize("page_color", ["#ffffff", "#121212"], ids=["light", "dark"])
-def test_every_colour_stands_out_from_the_page(page_color):
+def test_every_color_stands_out_from_the_page(page_color):
     assert min(contrast(color, page_color) for color in COLORS.values()) >= 3.0  # WCAG 1.4.11, graphical objects
 
 
 @pytest.mark.parametrize("eye", _LINEAR)
-def test_colors_are_distinguishable_for_every_eye(eye):
+def test_colors_remain_distinguishable_with_color_vision_deficiencies(eye):
     light = [np.clip(np.array(_LINEAR[eye]) @ linear(color), 0, 1) for color in COLORS.values()]
     seen = [_LAB @ np.cbrt(_LMS @ c) for c in light]
     nearest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2))
@@ -464,6 +464,7 @@ def test_a_formula_is_html_with_mathml_beside_it():
     short = light.characters(style, {"1D6FC"})
     assert ".mjx-c1D6FC" in short and len(short) < len(style) / 5 and short.count("@font-face") == style.count("@font-face")
     assert "mjx-container" in mathematics.in_outputs(r'<b><span class="math">\(x &lt; 1\)</span></b>')
+    assert "mjx-c2DC" in mathematics.render(r"\tilde b_q")  # an accent above the letter, not an operator across it
 
 
 def test_icons_are_cut_out_of_the_installed_font_awesome():

@@ -184,7 +184,7 @@ class Puzzle(nn.Module):
         self.mixer, self.up_proj, self.twist = nn.Linear(8, 8), nn.Linear(8, 16), nn.Parameter(torch.randn(3, 8, 8))
 
 
-def test_what_cannot_be_decided_is_refused_until_the_user_says():
+def test_what_cannot_be_decided_is_refused_until_the_user_decides():
     model = Puzzle()
     with pytest.raises(ValueError, match=r"cannot tell.*twist \[3, 8, 8\], mixer.weight \[8, 8\]\. Say.*axes={'twist': -1}"):
         recipe.groups_for(model, 8)

@@ -1,7 +1,7 @@
 """Does the fast path do exactly what the readable one does? And does it say so when it cannot?
 
-The readable path runs in float64 and is the measure; ``reference.GatedAdamW`` (loops, from the equations) checks both. The
-gradients are unkind on purpose: scales from 1e-9 to 1e-1, spikes, rows and coordinates that never see a gradient.
+The readable path runs in float64 and is the standard; ``reference.GatedAdamW`` (loops, from the equations) checks both. The
+gradients are deliberately hard: scales from 1e-9 to 1e-1, spikes, rows and coordinates that never see a gradient.
 """
 
 import ctypes
@@ -301,7 +301,7 @@ def test_a_second_moment_that_has_overflowed_stops_its_coordinate(a):
 
 @pytest.mark.parametrize("a", [0.5, 1.0, 0.3])
 @pytest.mark.parametrize("tangent", [True, False])
-def test_nan_goes_through_where_nobody_looks(a, tangent):
+def test_nan_passes_through_where_it_is_not_checked(a, tangent):
     w, g = sphere.random(3, 20), torch.randn(3, 20)
     g[1, 3] = math.nan
     call(w, g, smgc=SMGC(start=0), t=9, cap=0.1, a=a, tangent=tangent)

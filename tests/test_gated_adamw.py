@@ -242,7 +242,7 @@ def test_a_row_that_stays_keeps_its_moment_or_has_it_projected(way, ours):
 
 @pytest.mark.parametrize("ours", [dict(fused=False), dict(fused=None), dict(foreach=True)], ids=str)
 @pytest.mark.parametrize("way", ["project", "parallel"])
-def test_of_a_row_that_left_the_sphere_the_direction_counts(way, ours):
+def test_only_the_direction_counts_of_a_row_that_left_the_sphere(way, ours):
     p = parameter(3, 8, dtype=torch.float32)
     optimizer = ng.GatedAdamW([p], lr=0.5, unit_dim=-1, tangent=False, betas=(0.0, 0.9), transport=way, **ours)
     p.data.mul_(2)
@@ -571,11 +571,11 @@ def test_without_a_unit_dim_the_geometry_is_ignored():
 
 
 BAD = {
-    "lr": [-1e-3, math.nan, math.inf, torch.tensor([1.0, 2.0]), "1e-3", None],
+    "lr": [-1e-3, math.nan, math.inf, torch.tensor([1.0, 2.0]), "1e-3", None, 10**400],
     "betas": [(1.0, 0.9), (0.9, -0.1), (0.9,), (0.9, math.nan), 0.9, ("0.9", 0.9)],
     "eps_gate": [0.0, -1e-8, 1e-46, math.inf, math.nan, "1e-8", torch.ones(2)],
     "transport": ["riemann", True], "eps_num": [-1e-14, None], "a": [0.0, -1.0, math.nan, "0.5", True],
-    "weight_decay": [-0.1, None], "decay": ["both"], "cap": [-0.1, math.nan, "1 degree"], "smgc": [True, dict(R=2)],
+    "weight_decay": [-0.1, None], "decay": ["both"], "cap": [-0.1, math.nan, "1 degree", 10**400], "smgc": [True, dict(R=2)],
     "pmen": [10.0], "unit_dim": [2, -3, 1.0, True], "nonfinite": ["ignore"], "tangent": [None, "no"], "maximize": [1],
     "capturable": [None], "foreach": ["yes"], "fused": ["cuda"],
 }  # fmt: skip
@@ -595,8 +595,43 @@ def test_a_bad_value_is_refused_by_name_and_changes_nothing(name, value):
         assert len(optimizer.param_groups) == 1 and torch.equal(p.detach(), before)
 
 
+@pytest.mark.parametrize("name, value", [(k, v) for k, values in BAD.items() for v in values], ids=lambda x: str(x)[:20])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_bad_value_that_is_written_between_steps_is_refused_and_changes_nothing(name, value, steps):
+    p = parameter(2, 3)
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1)
+    if name not in optimizer.param_groups[0]:
+        return
+    for t in range(steps + 1):
+        p.grad = wild(p.shape, t)
+        if t == steps:
+            optimizer.param_groups[0][name] = value
+            before, state = p.detach().clone(), copy.deepcopy(optimizer.state[p]) if steps else {}
+            with pytest.raises(ValueError, match=name):
+                optimizer.step()
+        else:
+            optimizer.step()
+    assert torch.equal(p.detach(), before)
+    torch.testing.assert_close(dict(optimizer.state.get(p, {})), dict(state), rtol=0, atol=0)
+
+
+def test_auto_written_between_steps_or_in_a_state_is_an_auto_gate():
+    optimizer = ng.GatedAdamW([p := parameter(2, 3)], lr=0.1, unit_dim=-1)
+    other = ng.GatedAdamW([parameter(2, 3)], lr=0.1, unit_dim=-1)
+    for t in range(2):
+        p.grad = wild(p.shape, t)
+        optimizer.step()
+        optimizer.param_groups[0]["eps_gate"] = "auto"
+    assert optimizer.param_groups[0]["eps_gate"] == "auto"  # as long as no step has seen it
+    state = optimizer.state_dict()
+    p.grad = wild(p.shape, 2)
+    optimizer.step()
+    other.load_state_dict(state)
+    assert optimizer.param_groups[0]["eps_gate"] == other.param_groups[0]["eps_gate"] == ng.AutoGate()
+
+
 @pytest.mark.parametrize("second", [dict(a=-1), dict(unit_dim=3), "a zero row", "the first again"], ids=str)
-def test_a_slip_in_a_later_group_leaves_the_earlier_ones_as_they_were(second):
+def test_a_mistake_in_a_later_group_leaves_the_earlier_ones_unchanged(second):
     p, q = parameter(2, 3), parameter(2, 3)
     before = p.detach().clone()
     if second == "a zero row":
@@ -702,7 +737,7 @@ def test_a_nonfinite_gradient_raises_before_anything_changes_and_names_itself(ba
 
 
 @pytest.mark.parametrize("path", [dict(), dict(fused=False)], ids=str)
-def test_a_gradient_whose_square_overflows_is_told_and_one_below_it_leaves_its_coordinate_alive(path):
+def test_a_gradient_whose_square_overflows_is_reported_and_one_below_it_leaves_its_coordinate_alive(path):
     p = torch.nn.Parameter(torch.zeros(10))
     optimizer = ng.GatedAdamW([("free", p)], lr=0.1, **path)
     p.grad = torch.full((10,), 1.8e19)  # the sum of the squares is beyond float32, each one is not
@@ -796,7 +831,7 @@ def test_two_parameters_of_one_name_may_not_share_their_noise():
         ng.GatedAdamW(groups(), lr=0.1, unit_dim=-1, pmen=ng.PMEN())
 
 
-def test_a_cap_that_a_schedule_wrote_below_zero_is_told():
+def test_a_cap_that_a_schedule_wrote_below_zero_is_reported():
     p = parameter(3, 4)
     optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1, cap=0.1)
     optimizer.param_groups[0]["cap"], p.grad = -0.1, torch.ones_like(p)
@@ -884,7 +919,7 @@ def test_the_decay_of_an_adam_that_adds_it_to_the_gradient_is_refused():
     assert mine.param_groups[0]["weight_decay"] == 0.2
 
 
-def test_another_eps_in_a_state_of_torchs_adamw_is_told_and_never_kept():
+def test_another_eps_in_a_state_of_torchs_adamw_is_reported_and_never_kept():
     p = parameter(3, 4)
     mine = ng.GatedAdamW([p], lr=0.5)
     with pytest.warns(UserWarning, match=r"eps = 1e-06 is not used.*eps_gate = 1e-08.*a=1, eps_num=0, eps_gate=1e-06") as seen:
@@ -898,7 +933,7 @@ def test_another_eps_in_a_state_of_torchs_adamw_is_told_and_never_kept():
 
 
 @pytest.mark.parametrize("name", ["pmen", "smgc"])
-def test_a_setting_in_a_state_that_nobody_knows_is_told(name):
+def test_an_unknown_setting_in_a_state_is_reported(name):
     optimizer = ng.GatedAdamW([parameter(3, 4)], lr=0.1, unit_dim=-1, pmen=ng.PMEN(), smgc=ng.SMGC())
     state = optimizer.state_dict()
     state["param_groups"][0][name]["volume"] = 11
@@ -1265,6 +1300,19 @@ def test_diagnostics_report_what_happened():
     optimizer.step()
     assert optimizer.diagnostics.last[1]["clipped"] == 1 and optimizer.diagnostics.last[1]["step"] == 2
     assert len(optimizer.diagnostics.records) == 4
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_diagnostics_count_no_noise_at_a_step_where_none_is_due(capturable):
+    """With the counter on the device such a step computes the noise and multiplies it by 0."""
+    p = parameter(4, 8)
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1, pmen=ng.PMEN(tau=0.0, every=2), capturable=capturable)
+    optimizer.diagnostics = Diagnostics()
+    for _ in range(2):
+        p.grad = torch.randn(4, 8, dtype=F64)
+        p.grad[0] = 0
+        optimizer.step()
+    assert [record["perturbed"] for record in optimizer.diagnostics.records] == [8, 0]
 
 
 def test_diagnostics_change_nothing_and_look_only_every_nth_step():

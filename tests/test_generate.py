@@ -171,7 +171,7 @@ def test_logits_that_are_not_finite_are_an_error_whether_greedy_or_not(temperatu
 
 
 @pytest.mark.parametrize("stop", [np.int64(3), torch.tensor(3), [3], np.array([3]), 3.0])
-def test_numbers_of_any_kind_are_taken(stop):
+def test_numbers_of_any_kind_are_accepted(stop):
     model, x = make(), prompt()
     free = model.generate(x, 9, temperature=0.0)
     assert torch.equal(model.generate(x, np.int64(9), temperature=torch.tensor(0.0), stop=None), free)

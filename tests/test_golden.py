@@ -1,6 +1,6 @@
 """The golden run: on a generated corpus the losses are fixed for each seed. A change that moves them changed the training.
 
-The numbers were written down from runs of this code (CPU, float32). What rounding does to them was measured between one rank
+The numbers were recorded from runs of this code (CPU, float32). What rounding does to them was measured between one rank
 and two (7e-7 after 20 steps, see test_parallel.py); leaving out or altering one item of the recipe moves them by more than
 twice the tolerance, as the second test shows for five. When a change is meant to alter training, run this file as a script and
 paste what it prints.

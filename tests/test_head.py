@@ -116,7 +116,7 @@ def test_q_may_be_any_kind_of_number(q):
         close(naively, want)
 
 
-def test_a_fractional_power_wants_positive_scales_and_an_integer_power_does_not():
+def test_a_fractional_power_needs_positive_scales_and_an_integer_power_does_not():
     u, s_z = torch.ones(2, 3), torch.tensor([1.0, -0.5, 2.0])
     for bad in (s_z, torch.tensor([1.0, 0.0, 2.0]), torch.tensor([1.0, float("nan"), 2.0])):
         with pytest.raises(ValueError, match="every entry of s_z must be > 0"):
@@ -233,7 +233,7 @@ def test_chunks_have_equal_lengths_and_leave_no_tail():
     assert [part.stop - part.start for part in loss_module.chunks(8192, 1344)] == [1024] * 8
 
 
-def test_nothing_is_computed_for_who_wants_no_gradient():
+def test_gradients_that_are_not_needed_are_not_computed():
     h, W, s_z, targets = problem()
     with torch.no_grad(), Largest() as probe:
         loss = linear_cross_entropy(h, W, targets, s_z)
@@ -295,6 +295,23 @@ def test_the_path_that_multiplies_halves_agrees_with_the_path_that_widens_them(m
         assert (a.float() - b.float()).norm() < 4e-3 * b.float().norm()
 
 
+def test_a_torch_that_cannot_accumulate_halves_in_float32_widens_them_with_one_warning(monkeypatch):
+    """torch 2.9 on a GPU wants all three matrices of a product in one precision; this torch on a CPU lacks the product."""
+    h, W, s_z, targets = (x.detach() for x in problem(100, 60, 16))
+    h, W, s_z = h.bfloat16(), W.bfloat16(), s_z.float()
+    wanted = linear_cross_entropy(h, W, targets, s_z)
+    monkeypatch.setattr(loss_module, "on_gpu", lambda x: True)
+    loss_module._accumulates.cache_clear()
+    with pytest.warns(UserWarning, match="install torch 2.10") as seen:
+        for _ in range(3):
+            close([linear_cross_entropy(h, W, targets, s_z)], [wanted], 1e-6)
+    assert len(seen) == 1
+    loss_module._accumulates.cache_clear()
+    monkeypatch.setattr(loss_module, "_addmm_", lambda out, a, b, beta: out.mul_(beta).add_(a.float() @ b.float()))
+    assert loss_module._accumulates(torch.bfloat16, torch.device("cpu"))
+    loss_module._accumulates.cache_clear()
+
+
 def test_autocast_is_as_for_linear():
     h, W, s_z, targets = problem(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -317,7 +334,7 @@ def test_large_logits_do_not_overflow():
 
 @pytest.mark.parametrize("reduction, denominator", [("mean", None), ("sum", None), ("mean", 7), ("sum", torch.tensor(7.0))])
 @pytest.mark.parametrize("N", [0, 5])
-def test_no_target_that_counts_is_a_loss_of_zero_with_zero_gradients(N, reduction, denominator):
+def test_without_a_target_that_counts_loss_and_gradients_are_zero(N, reduction, denominator):
     h, W, s_z, _ = problem(N)
     targets = torch.full((N,), -100)
     loss = linear_cross_entropy(h, W, targets, s_z, reduction=reduction, denominator=denominator)

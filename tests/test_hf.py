@@ -75,7 +75,7 @@ def test_gradients_are_those_of_transformers():
 
 
 @pytest.mark.parametrize("pattern", ["*", "M", "E", "-", HYBRID])
-def test_there_and_back_changes_no_bit(pattern):
+def test_a_round_trip_changes_no_bit(pattern):
     model = baseline(pattern)
     back = ng.hf.from_nemotron_h(ng.hf.to_nemotron_h(model))
     assert back.config == model.config
@@ -88,7 +88,7 @@ def test_there_and_back_changes_no_bit(pattern):
         assert torch.equal(a, again[name]), name
 
 
-def test_a_model_without_a_shared_expert_makes_the_trip_too():
+def test_a_model_without_a_shared_expert_survives_the_round_trip_too():
     model, t = baseline("E", shared_ff=0), tokens()
     theirs = ng.hf.to_nemotron_h(model)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_a_compiled_model_is_converted_and_anything_else_is_an_error():
 
 
 @pytest.mark.parametrize("length", [None, 64, 2**18])
-def test_the_longest_sequence_makes_the_trip(length, tmp_path):
+def test_max_seq_len_survives_the_round_trip(length, tmp_path):
     theirs = ng.hf.to_nemotron_h(baseline(max_seq_len=length))
     assert theirs.config.max_position_embeddings == (length or 2**18)
     theirs.save_pretrained(tmp_path)
@@ -204,7 +204,7 @@ def token_by_token(theirs, t):
 
 
 @torch.no_grad()
-def test_the_lower_bound_on_dt_comes_with_the_model_and_goes_with_it():
+def test_the_lower_bound_on_dt_is_imported_and_exported():
     """Where dt lies below time_step_min the logits still agree, and they would not without the bound."""
     theirs, t = nemotron_with_low_dt(), tokens(12)
     ours = ng.hf.from_nemotron_h(theirs)

@@ -133,7 +133,7 @@ def test_packed_sequences_do_not_see_each_other():
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_there_and_back_changes_no_bit(options):
+def test_a_round_trip_changes_no_bit(options):
     model = moved(**options, max_seq_len=64, name="x", tokens=100)
     theirs = ng.hf.to_transformers(model)
     back = ng.hf.from_transformers(theirs)

@@ -150,7 +150,7 @@ def _refuse():
     raise PermissionError(13, "Permission denied")
 
 
-def test_files_can_be_read_by_others_and_a_file_that_cannot_says_why(model, tmp_path, monkeypatch):
+def test_files_can_be_read_by_others_and_an_unreadable_file_is_explained(model, tmp_path, monkeypatch):
     ng.save(model, tmp_path)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
 

@@ -74,7 +74,7 @@ def test_rounding_cost_almost_nothing_and_the_run_is_on_record(which):
     assert pack.file(which).stat().st_size < 2e6
 
 
-def test_a_text_that_it_has_not_seen_costs_what_the_record_says_or_so(model, which):
+def test_the_loss_on_unseen_text_is_close_to_the_recorded_one(model, which):
     text = torch.tensor([list((TEXT + "litres\n        return self.litres\n").encode())])
     loss = float(model.loss(text[:, :-1], text[:, 1:]).detach())
     assert loss < live.facts(which)["val_loss"] + 1.0  # an untrained model has 5.5
@@ -94,7 +94,7 @@ def test_there_are_two_models(call):
 
 # ---- the trace -------------------------------------------------------------------------------------------------------
 @torch.no_grad()
-def test_a_sight_is_what_the_model_does(model):
+def test_what_is_shown_is_what_the_model_does(model):
     s, c = trace.sight(model, TEXT), model.config
     data = list(TEXT.encode())
     tokens = torch.tensor([data])

@@ -47,7 +47,7 @@ def test_silu_sees_numbers_of_size_one_whatever_the_width():
 
 @settings(deadline=None)
 @given(st.floats(0.1, 10.0))
-def test_the_direction_of_a_squared_relu_block_does_not_feel_the_size_of_s_u(factor):
+def test_the_direction_of_a_squared_relu_block_does_not_depend_on_the_size_of_s_u(factor):
     torch.manual_seed(0)
     module, h = make(), torch.randn(4, 32, dtype=torch.float64)
     want = module(h)

@@ -60,7 +60,7 @@ def test_item_6_s_moe_is_a_scalar_that_the_router_and_the_experts_see():
     assert len(seen) == len(hooks) == 2
 
 
-def test_the_bias_chooses_and_the_weights_do_not_feel_it():
+def test_the_bias_affects_the_choice_and_not_the_weights():
     router, x = make().router, torch.randn(1, 40, 16, dtype=torch.float64)
     with torch.no_grad():
         router.bias.zero_()
@@ -114,7 +114,7 @@ def test_scores_that_underflow_give_finite_weights_and_gradients(logit):
     assert all(x.isfinite().all() for x in (y, aux.balance, h.grad, *(p.grad for p in module.parameters())))
 
 
-def test_update_moves_the_bias_by_the_rate_towards_equal_load():
+def test_update_moves_the_bias_by_the_rate_toward_equal_load():
     router = Router(ng.ModelConfig(vocab_size=8, d_model=8, pattern="E", n_experts=4, top_k=1, expert_ff=8))
     router.update(torch.tensor([10, 0, 5, 5]))
     torch.testing.assert_close(router.bias, torch.tensor([-1e-3, 1e-3, 0.0, 0.0]))

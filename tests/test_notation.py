@@ -51,7 +51,7 @@ def test_every_mechanism_of_the_paper_has_a_row(name):
     assert any(f"`{name}`" in row[2] for row in ROWS)
 
 
-def test_every_labelled_equation_line_and_appendix_of_the_paper_has_a_row():
+def test_every_labeled_equation_line_and_appendix_of_the_paper_has_a_row():
     places = [row[4] for row in ROWS]
     for place in ("(sz)", "ATTNnew2", "MLPnew2", "qkscaling1", "qkscaling2", "mlpscaling1"):
         assert any(place in text for text in places), place

@@ -1,6 +1,6 @@
 """N ranks do what one does: the optimizer on real processes (gloo), every layout of a DTensor, noise included.
 
-Each world of processes is started once and plays all scenes; the tests then look at what its ranks brought back.
+Each group of processes is started once and runs all scenarios; the tests then check what its ranks returned.
 """
 
 import math
@@ -357,7 +357,7 @@ def test_the_noise_moved_something():
             assert (with_noise[name] - without[name]).abs().max() > 1e-3, name
 
 
-def test_sums_of_many_split_tensors_travel_in_one_message_a_stage(two):
+def test_sums_of_many_split_tensors_travel_in_one_message_per_stage(two):
     for calls in scene(two, "messages"):
         assert calls == [6 * 2 * 3, 6 * 3 * 3, 6 * 3]
 

@@ -73,7 +73,7 @@ def train(shape, monkeypatch, least, dtype=torch.float32, probe=None, **settings
 
 
 @pytest.mark.parametrize("shape, dim", [((128, 70), 0), ((9000,), None)])
-def test_piece_by_piece_the_diagnostics_say_the_same(shape, dim, monkeypatch):
+def test_piece_by_piece_the_diagnostics_report_the_same(shape, dim, monkeypatch):
     whole, pieces = Diagnostics(), Diagnostics()
     for least, probe in ((1 << 30, whole), (1000, pieces)):
         train(shape, monkeypatch, least, probe=probe, unit_dim=dim)

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import types
 from functools import partial
 from pathlib import Path
 
@@ -338,6 +339,20 @@ def _float8_products(run, corpus_folder, out) -> None:
         Path(out).write_text(json.dumps([seen, products]))
 
 
+def test_a_torchao_that_is_missing_or_does_not_fit_torch_is_named(monkeypatch):
+    from ngpt_core.train.float8 import Float8Products
+
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(ValueError, match="needs the package torchao: pip install torchao"):
+        Float8Products()
+    monkeypatch.undo()
+    pytest.importorskip("torchao")
+    name = "torchao.float8.config"  # of a torchao without what we import
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    with pytest.raises(ValueError, match=r"does not fit torch 2.*Float8LinearConfig.*Install one that does"):
+        Float8Products()
+
+
 def test_float8_products_are_torchao_s_and_stay_close(corpus, tmp_path):
     """Emulated on the CPU: the casts are real, the hardware is not."""
     pytest.importorskip("torchao")
@@ -389,5 +404,5 @@ def test_more_ranks_than_gpus_are_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ValueError, match="local rank 2 needs a GPU of its own, and this machine has 2: lower --nproc-per-node"):
+    with pytest.raises(ValueError, match="local rank 2 needs its own GPU, but this machine has 2: lower --nproc-per-node"):
         start(TrainConfig())

@@ -1,9 +1,9 @@
 """What others wrote computes the same: transformers' and mamba-ssm's scans, step, norm and kernels. And one that does not:
 the rotary embedding of the original nGPT code.
 
-mamba-ssm runs in a process of its own, which is this file run as a program. It wants a compiled extension at its import (an
-empty module stands in for it), its kernels run in Triton's interpreter, and inside this process transformers would find it and
-hand tensors of the CPU to kernels of a GPU.
+mamba-ssm runs in a separate process, which is this file run as a program. It imports a compiled extension (replaced by an empty
+module), its kernels run in Triton's interpreter, and inside this process transformers would find it and pass CPU tensors to GPU
+kernels.
 """
 
 import math
@@ -122,7 +122,7 @@ def test_the_scan_is_mamba_ssms_minimal_listing(references):
 
 
 @needs_mamba_ssm
-def test_the_scan_is_mamba_1s_reference_with_one_decay_a_head(references):
+def test_the_scan_is_mamba_1s_reference_with_one_decay_per_head(references):
     x, dt, A, B, C, D, _, _ = arguments()
     assert_close(ssd_chunked(x, dt, A, B, C, D, chunk=16), references["selective scan"])
 

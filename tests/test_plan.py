@@ -109,7 +109,7 @@ def test_the_command_on_the_page_is_one_that_the_trainer_takes():
     assert args.preset == "14B" and args.expert_parallel == 8 and args.replicas == 2 and args.resume
 
 
-def test_bad_questions_are_answered_by_name():
+def test_invalid_arguments_are_named():
     config = ng.preset("1B")
     for settings, gpus, gpu, word in (
         ({}, 8, "h900", "unknown GPU 'h900'"),

@@ -196,7 +196,7 @@ def test_item_10_growth_clipping_after_500_steps_on_every_parameter(ngpt):
         assert (group["smgc"].R, group["smgc"].s_min, group["smgc"].start) == (100.0, 1e-10, 500)
 
 
-def test_item_11_scales_in_units_of_one_with_peak_rates_of_their_own(ngpt):
+def test_item_11_scales_in_units_of_one_with_their_own_peak_rates(ngpt):
     for name, lr in (("s_z", 0.5), ("alpha", 0.2), ("s_qk", 0.2)):
         assert {s.scale for s in scales(ngpt, name)} == {1.0}
         assert {row.lr for row in rows(ngpt, f"{name}.weight")} == {lr}

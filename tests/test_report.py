@@ -26,7 +26,7 @@ def figures(body: str) -> list[list[dict]]:
     return [json.JSONDecoder().raw_decode(body, start)[0] for start in starts]
 
 
-def test_tokens_to_reach_interpolates_and_knows_never():
+def test_tokens_to_reach_interpolates_and_may_be_none():
     tokens, loss = np.array([100.0, 200.0, 300.0]), np.array([4.0, 2.0, 1.0])
     assert tokens_to_reach(tokens, loss, 3.0) == 150.0
     assert tokens_to_reach(tokens, loss, 1.25) == 275.0
@@ -42,7 +42,7 @@ def test_each_run_is_measured_by_the_other_s_final_loss():
     assert "50% of the 400" in sentence(rows["fast"])
 
 
-def test_a_noisy_training_loss_is_not_read_off_its_first_lucky_batch():
+def test_a_noisy_training_loss_is_not_judged_by_one_lucky_batch():
     noise = np.random.default_rng(0).normal(0, 0.15, (2, 400))
     a, b = ([3.0 - 0.3 * math.log(i + 10) + x for i, x in enumerate(row)] for row in noise)  # the same run except for the noise
     first, second = logged("first", a), logged("second", b)

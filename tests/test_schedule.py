@@ -151,6 +151,12 @@ def test_every_step_finds_the_rate_and_cap_of_the_equations(warmup, peak_cap, T)
     assert seen[-1][0] == 0  # to zero at the last step
 
 
+def test_lr_scale_multiplies_the_rate_of_its_group():
+    groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr_scale": scale} for scale in (0.5, 1.0)]
+    half, whole = Schedule(torch.optim.AdamW(groups, lr=0.1), 10, linear).get_last_lr()
+    assert half == 0.5 * whole == pytest.approx(0.045)
+
+
 def test_groups_have_their_own_peaks_and_warmups_and_no_cap_appears_where_none_was():
     opt = optimizer({}, {"lr": 2.0, "warmup": 0.5}, {"peak_lr": 3.0, "peak_cap": 0.2})
     schedule = Schedule(opt, 10, "wsd")
@@ -212,7 +218,7 @@ def test_a_tensor_cap_without_a_peak_is_left_alone():
 
 
 @pytest.mark.parametrize("eta", [math.nan, math.inf, -0.5, None, "1", torch.ones(2), np.ones(2)], ids=str)
-def test_a_multiplier_that_is_no_finite_number_is_written_nowhere(eta):
+def test_a_multiplier_that_is_not_finite_is_never_written(eta):
     opt = optimizer()
     schedule = Schedule(opt, 10, lambda r: eta if r > 0.15 else 1.0)
     with pytest.raises(ValueError, match=r"eta must be a finite number >= 0; got .* at t=2 \(r = 0.2\)"):
@@ -220,6 +226,14 @@ def test_a_multiplier_that_is_no_finite_number_is_written_nowhere(eta):
     assert opt.param_groups[0]["lr"] == 0.5
     with pytest.raises(ValueError, match="at t=1 "):
         Schedule(opt, 10, lambda r: eta)
+
+
+@pytest.mark.parametrize(
+    "optimizer, steps", [(None, 10), ("adam", 10), ([], 10), (..., 10**400), (..., "10"), (..., 0)], ids=str
+)
+def test_what_is_no_optimizer_or_no_number_of_steps_is_refused(optimizer, steps):
+    with pytest.raises(ValueError, match=r"takes an optimizer|total_steps is the number"):
+        ng.Schedule(ng.GatedAdamW([torch.nn.Parameter(torch.ones(2))]) if optimizer is ... else optimizer, steps)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.asarray, torch.tensor, int])

@@ -261,7 +261,7 @@ def test_micro_batches_that_are_not_simulated_are_counted():
 
 
 @pytest.mark.parametrize(("checkpointing", "times"), [("none", 1), ("selective", 2), ("full", 2)])
-def test_the_host_waits_once_a_step_and_for_the_splits_of_each_layer_and_pass(checkpointing, times):
+def test_the_host_waits_once_per_step_and_for_the_splits_of_each_layer_and_pass(checkpointing, times):
     """With expert parallelism: one copy of the splits for each MoE layer (pico has 3), forward and where it is recomputed."""
     alone, shared = (tiny(2, expert_parallel=n, micro_batch=2, activation_checkpointing=checkpointing) for n in (1, 2))
     assert sum(alone.host_waits.values()) == 1

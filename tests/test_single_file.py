@@ -1,4 +1,4 @@
-"""The optimizer in one file: generated from the package, alone with torch, and step by step the same."""
+"""The optimizer in one file: generated from the package, needing only torch, and the same step by step."""
 
 import ast
 import copy

@@ -141,7 +141,7 @@ def test_cap_accepts_a_tensor_and_acts_along_any_dimension():
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1])
-def test_one_cap_or_fraction_a_vector_comes_with_its_axis_or_without(dim):
+def test_one_cap_or_fraction_per_vector_may_have_its_axis_or_not(dim):
     a, b = sphere.unit(draw(0, 5, 5), dim), sphere.unit(draw(1, 5, 5), dim)
     x = torch.tensor([0.0, 0.1, 0.2, 0.7, math.inf], dtype=torch.float64)
     for act, each in ((lambda x: sphere.cap_angle(a, b, x, dim), x), (lambda x: sphere.slerp(a, b, x, dim), x.clamp(max=1))):

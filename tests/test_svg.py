@@ -191,6 +191,6 @@ def test_everything_that_a_chapter_may_draw_is_drawn_within_the_picture():
         assert "nan" not in stroke.get("d") and "inf" not in stroke.get("d")
 
 
-def test_what_cannot_be_drawn_is_said():
+def test_what_cannot_be_drawn_is_reported():
     with pytest.raises(ValueError, match=r"cannot draw histogram; it supports scatter"):
         to_svg(go.Figure(go.Histogram(x=[1, 2, 2])))

@@ -59,7 +59,7 @@ def test_a_busy_machine_does_not_lower_the_measured_peak(monkeypatch):
     assert peak_flops(torch.device("cpu")) == pytest.approx(2 * 512**3 / 0.002)
 
 
-def test_metrics_say_what_the_run_did(corpus, tmp_path):
+def test_metrics_report_what_the_run_did(corpus, tmp_path):
     run = new_run(corpus, tmp_path / "run", diagnostics_every=3, eval_every=2, sample_every=3, sample_tokens=5)
     train(run)
     records = read_metrics(run.folder)
@@ -98,7 +98,7 @@ def test_runs_repeat_and_seeds_matter(corpus, tmp_path):
     assert losses(tmp_path / "a") == losses(tmp_path / "b") != losses(tmp_path / "c")
 
 
-def test_looking_evaluating_and_sampling_change_nothing(corpus, tmp_path):
+def test_diagnostics_evaluation_and_sampling_change_nothing(corpus, tmp_path):
     train(new_run(corpus, tmp_path / "plain"))
     train(new_run(corpus, tmp_path / "watched", eval_every=1, sample_every=1, sample_tokens=3, diagnostics_every=1))
     for a, b in zip(losses(tmp_path / "plain"), losses(tmp_path / "watched")):
@@ -187,7 +187,7 @@ def test_the_held_out_loss_is_the_mean_over_the_held_out_targets(corpus):
         assert result.tokens == count and result.loss == pytest.approx(total / count, rel=1e-5)
 
 
-def test_settings_that_cannot_be_are_refused_by_name(corpus, tmp_path):
+def test_impossible_settings_are_refused_by_name(corpus, tmp_path):
     for settings, word in (
         ({"batch_size": 0}, "--batch-size"),
         ({"micro_batch": 3}, "--micro-batch"),
@@ -382,7 +382,7 @@ def test_a_line_that_a_full_disk_cut_is_left_out(corpus, tmp_path):
     assert [json.loads(line)["step"] for line in (out / "samples.jsonl").read_text().splitlines()] == [1, 2]
 
 
-def test_nothing_held_out_to_predict_is_no_loss_of_zero(tmp_path):
+def test_an_empty_held_out_split_does_not_have_a_loss_of_zero(tmp_path):
     pack([b"x" * 40] * 40, tmp_path / "c", ByteTokenizer(), val_fraction=0.1)
     corpus = Corpus(tmp_path / "c")
     model = ng.LanguageModel(model_config(TINY))

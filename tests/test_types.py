@@ -1,4 +1,4 @@
-"""Does a user's type checker know what our functions take and give, and does ours look everywhere?"""
+"""Does a user's type checker know what our functions accept and return, and does ours check every file?"""
 
 import ast
 import io

@@ -4,7 +4,7 @@
     library/*.txt           copies of the two that are made when Python is built: no other build of 3.11.7 has the same
 
 ``corpus()`` takes every file from the library of the Python that runs it, compares it with the list, and packs all of them into
-the cache. Once they are there, any Python will do.
+the cache. After that, any Python works.
 """
 
 import platform

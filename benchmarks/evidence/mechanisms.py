@@ -45,8 +45,8 @@ class Change:
 
 # ---- the angle -------------------------------------------------------------------------------------------------------
 def turned(w: Tensor, new: Tensor, floor: float, held: bool, over: str = "row") -> Tensor:
-    """The rows of ``new``, at least ``floor`` radians from those of ``w`` (``held``: exactly so far), on the great circles from
-    the ones to the others. A row that did not move has no direction, and stays."""
+    """The rows of ``new``, at least ``floor`` radians from those of ``w`` (``held``: exactly that far), on the great circles
+    between the two. A row that did not move has no direction, and stays."""
     delta = new - w
     angle = sphere.angle(w, delta)[..., None]
     size = angle if over == "row" else angle.square().mean((-2, -1), keepdim=True).sqrt()

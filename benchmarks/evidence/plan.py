@@ -1,7 +1,7 @@
 """Which runs does the second round make, in which order, and what does each cost?
 
     python benchmarks/evidence/plan.py             the runs in order: name, cost, budget used so far
-    python benchmarks/evidence/plan.py --power     what so many seeds can tell apart
+    python benchmarks/evidence/plan.py --power     which differences N seeds can detect
 
 The list was committed before the first run. A point that was added later says when and why (``added``); none is removed.
 
@@ -141,7 +141,7 @@ def rate_of(side: str) -> str:
 
 # ---- what the groups are made of -------------------------------------------------------------------------------------
 def steps_for(model: str, per_parameter: float) -> int:
-    """The steps of a run with so many tokens for each active parameter."""
+    """The steps of a run with ``per_parameter`` tokens for each active parameter."""
     from ngpt_core.presets import count_parameters
 
     config = model_config(MODELS[model][0])
@@ -304,7 +304,7 @@ def plan() -> list[Point]:
 
 
 def resolvable(sigma: float, seeds: int, power_z: float = 0.84) -> float:
-    """The difference of two means of so many seeds that is found four times in five at 5%, by a z test."""
+    """The difference of two means over this many seeds that is found four times in five at 5%, by a z test."""
     return (1.96 + power_z) * sigma * math.sqrt(2 / seeds)
 
 

@@ -25,7 +25,7 @@ from ..seal import Damaged, Entry, check_files, listed, note_unsealed, read_seal
 from . import verified
 from .packing import FORMAT, checksum, pack
 from .sources import documents, stdlib_files
-from .tokenizers import ByteTokenizer, Tokenizer, check_description, content, from_description
+from .tokenizers import ByteTokenizer, Tokenizer, check_copy, check_description, content, from_description
 
 __all__ = ["BUILT_IN", "Corpus", "Stream", "check_tokenizer", "embedded", "open_corpus", "stdlib"]
 
@@ -91,7 +91,7 @@ def _is_consistent(manifest: dict) -> bool:
 
 
 class Corpus:
-    """An open packed corpus; ``corpus.stream("train")`` reads it. Messages call it ``name``, by default its folder."""
+    """An open packed corpus; ``corpus.stream("train")`` reads it. Messages refer to it as ``name``, by default its folder."""
 
     def __init__(self, folder: Path | str, name: Path | str | None = None):
         self.folder = Path(folder)
@@ -112,8 +112,9 @@ class Corpus:
         if not _is_consistent(self.manifest):
             raise ValueError(f"{self.folder}/manifest.json is inconsistent: it was damaged or edited; pack the corpus again.")
         self.checksum: str = self.manifest["checksum"]
+        files = self._files("train", "val")
         with self._advice():
-            check_files(self.folder, self._files("train", "val"))
+            check_files(self.folder, files)
 
     def _files(self, *splits: str) -> dict[str, Entry]:
         """The shards of these splits and their indices, as the manifest describes them."""
@@ -125,13 +126,14 @@ class Corpus:
         return listed(files, self.folder / "manifest.json")
 
     def verify(self, rank: int = 0, world: int = 1, splits: tuple[str, ...] = ("train", "val"), everything: bool = True) -> int:
-        """Read the shards and compare their sha256 with the manifest; N ranks share the work. Returns the number of bytes.
-        ``everything=False`` leaves out the files that were verified before (verified.py)."""
+        """Read the shards and compare their sha256 with the manifest; N ranks share the work. Returns the number of bytes
+        read. ``everything=False`` skips the files that were verified before (verified.py)."""
         files = self._files(*splits)
-        large, mine = sum(e["bytes"] for e in files.values()) >= verified.LEAST, dict(list(files.items())[rank::world])
+        large, mine = sum(e["bytes"] for e in files.values()) >= verified.MIN_BYTES, dict(list(files.items())[rank::world])
         with self._advice():
             check_files(self.folder, mine)
-            size = verify(self.folder, mine if everything else verified.unknown(self.folder, self.checksum, mine))
+            size = verify(self.folder, mine if everything else verified.unverified(self.folder, self.checksum, mine))
+        check_copy(self.manifest["tokenizer"], self.folder)
         if large and size:
             verified.remember(self.folder, self.checksum, mine, rank)
         return size
@@ -186,7 +188,7 @@ BUILT_IN = {"embedded": embedded, "stdlib": stdlib}  # the corpora that --data t
 
 
 def _cached(title: str, digest: str, texts: Iterable[bytes], val_fraction: float) -> Corpus:
-    """The texts, packed into the cache as bytes, once. The folder's name has their checksum, so other texts go elsewhere."""
+    """The texts, packed into the cache as bytes, once. The folder's name contains their checksum: other texts go elsewhere."""
     folder = cache_folder() / f"{title}-{digest[:12]}-{FORMAT}-sealed"
     if not (folder / "manifest.json").exists():
         try:
@@ -218,8 +220,8 @@ def _named(description: dict) -> str:
 
 def open_corpus(where: str, tokenizer: Callable[[], Tokenizer | None] = lambda: None, split: str = "train") -> Corpus:
     """A corpus of BUILT_IN by its name, the packed corpus in a folder, or token files of another trainer (foreign.py), which
-    need ``tokenizer``; a single one of those is the split ``split``."""
-    from .foreign import is_foreign, open_foreign  # it is a Corpus
+    need ``tokenizer``; a single token file is the split ``split``."""
+    from .foreign import is_foreign, open_foreign  # here, because foreign.py imports this module
 
     if where in BUILT_IN:
         return BUILT_IN[where]()

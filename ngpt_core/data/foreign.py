@@ -8,8 +8,8 @@
     Megatron    PREFIX.bin: ids and nothing else, with PREFIX.idx, which has their type and the boundaries of the documents
 
 A file is read once, for its sha256, its largest id and its documents. The result is a packed corpus in the cache: a manifest,
-the offsets of the documents, and links to the files in the place of shards. Everything that holds for a packed corpus
-(packing.py) then holds here: --verify-data, blends, and a resumed run that notices other content, wherever the files are.
+the offsets of the documents, and links to the files in place of shards. Everything that holds for a packed corpus
+(packing.py) then holds here: --verify-data, blends, and a resumed run that detects changed content, wherever the files are.
 
 No layout names its tokenizer, so the user does. Without an .idx, a document ends with the tokenizer's end-of-text id; llm.c's
 scripts write it before each document, which is the same stream except that the first document is that one id.
@@ -39,9 +39,9 @@ _LLM_C: dict[tuple[int, int], np.dtype] = {
     (20240801, 7): np.dtype("<u4"),
 }  # (magic, version) -> the type of its ids
 _HEADER = 1024  # bytes of llm.c's header
-_MEGATRON = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # its codes of integers
+_MEGATRON = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # its codes for integers
 _MAGIC = b"MMIDIDX\0\0"
-_PIECE = 1 << 24  # tokens looked at together
+_PIECE = 1 << 24  # tokens checked at a time
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Foreign(Corpus):
         try:
             yield
         except Damaged as error:
-            raise Damaged(f"{self.name} is not what it was when it was first read ({error}): restore it.") from None
+            raise Damaged(f"{self.name} has changed since it was first read ({error}): restore it.") from None
 
 
 def _bin(where: str) -> Path:
@@ -162,7 +162,7 @@ def _megatron(path: Path, index: Path, size: int) -> _File:
 
 # ---- a folder in the cache -------------------------------------------------------------------------------------------
 def _splits(where: str, split: str) -> dict[str, list[_File]]:
-    """The files of each split: those of a folder by the words in their names, a single file as the split that is asked for."""
+    """The files of each split: those of a folder by the words in their names, a single file as the requested split."""
     path = _bin(where)
     found: dict[str, list[_File]] = {"train": [], "val": []}
     if not path.is_dir():
@@ -183,7 +183,7 @@ def _splits(where: str, split: str) -> dict[str, list[_File]]:
 
 
 def _offsets(file: _File, tokenizer: Tokenizer) -> np.ndarray:
-    """The offsets of the file's documents. Every id is looked at: ValueError if one is not the tokenizer's."""
+    """The offsets of the file's documents. Every id is checked: ValueError if one is not the tokenizer's."""
     tokens, ends = file.read(), [np.zeros(1, np.int64)]
     for start in range(0, file.tokens, _PIECE):
         piece = tokens[start : start + _PIECE]
@@ -200,7 +200,7 @@ def _offsets(file: _File, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _text_bytes(file: _File, offsets: np.ndarray, tokenizer: Tokenizer) -> int:
-    """The bytes of text in the file, which bits per byte need: its documents are decoded, without their ends."""
+    """The bytes of text in the file, for bits per byte: its documents are decoded, without their end tokens."""
     tokens, total = file.read(), 0
     for start, stop in pairwise(offsets):
         ids = tokens[start:stop]
@@ -220,7 +220,7 @@ def _link(files: dict[str, list[_File]], folder: Path, tokenizer: Tokenizer) -> 
             offsets = _offsets(file, tokenizer)
             index.write_bytes(offsets.astype("<i8").tobytes())
             link.symlink_to(file.path.absolute())
-            size = _text_bytes(file, offsets, tokenizer) if name == "val" else 0  # of training text nothing needs it
+            size = _text_bytes(file, offsets, tokenizer) if name == "val" else 0  # nothing needs it for training text
             about = {"file": link.name, "index": index.name, "skip": file.skip, "tokens": file.tokens, "bytes": size}
             sums = {"sha256": sha256(link), "index_sha256": sha256(index)}
             shards.append({**about, "documents": len(offsets) - 1, **sums})

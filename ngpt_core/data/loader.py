@@ -44,7 +44,7 @@ class Batch:
         return Batch(*(x.to(device, non_blocking=True) for x in (self.tokens, self.targets, self.documents)))
 
     def pinned(self) -> "Batch":
-        """The same batch in pinned memory, from which a GPU reads by itself."""
+        """The same batch in pinned memory, which a GPU copies from while the host goes on."""
         return Batch(*(x.pin_memory() for x in (self.tokens, self.targets, self.documents)))
 
     def split(self, rows: int) -> list["Batch"]:

@@ -140,10 +140,10 @@ def pack(
         raise ValueError(f"shard_tokens, the largest number of tokens in a shard, must be at least 1; got {shard_tokens}.")
     dtype = token_dtype(tokenizer.vocab_size)
     with new_folder(Path(out)) as folder:
-        rule, split = "documents", {name: _Split(folder, name, dtype, shard_tokens) for name in ("train", "val")}
+        rule, writers = "documents", {name: _Split(folder, name, dtype, shard_tokens) for name in ("train", "val")}
         for text, tokens in _tokenize(texts, tokenizer):
-            split["val" if _held_out(text, val_fraction) else "train"].add(tokens, len(text))
-        splits = {name: writer.summary() for name, writer in split.items()}
+            writers["val" if _held_out(text, val_fraction) else "train"].add(tokens, len(text))
+        splits = {name: writer.summary() for name, writer in writers.items()}
         total = sum(part["tokens"] for part in splits.values())
         if total == 0:
             raise ValueError("the corpus is empty: the sources hold no text.")

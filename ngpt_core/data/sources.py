@@ -45,13 +45,12 @@ PUBLIC = {
     "tinystories-train": (f"{_STORIES}-train.txt", "<|endoftext|>"),
 }
 
-MOST_EXPANSION, LEAST_EXPANSION = (
-    100,
-    1 << 30,
-)  # of a .gz or parquet file: at most 100 times its size, but a gigabyte in any case
-MOST_BYTES = 1 << 40  # of a download
-SLOWEST = 1 << 10  # bytes per second of a download, in every minute
-PATIENCE = 180  # seconds until a server has sent its header, redirects included
+# a .gz or parquet file may expand to 100 times its size, and to a gigabyte in any case
+MAX_EXPANSION = 100
+ALWAYS_ALLOWED = 1 << 30
+MAX_BYTES = 1 << 40  # of a download
+MIN_SPEED = 1 << 10  # of a download, in bytes per second, over each minute
+HEADER_TIMEOUT = 180  # seconds until a server has sent its header, redirects included
 
 _EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
 
@@ -147,13 +146,13 @@ class _Expanded(io.RawIOBase):
 
 def _limit(path: Path) -> int:
     """How many bytes a compressed file may expand to."""
-    return max(LEAST_EXPANSION, MOST_EXPANSION * path.stat().st_size)
+    return max(ALWAYS_ALLOWED, MAX_EXPANSION * path.stat().st_size)
 
 
 def _expands(path: Path, limit: int) -> str:
     return (
-        f"{path} expands to more than {limit:,} bytes, {MOST_EXPANSION} times its size, which text does not: unpack it and "
-        "look at it first."
+        f"{path} expands to more than {limit:,} bytes, {MAX_EXPANSION} times its size, which text does not do: unpack it and "
+        "inspect it first."
     )
 
 
@@ -187,8 +186,8 @@ def _text(path: Path, separator: str | None) -> Iterator[bytes]:
 
 
 def _check_text(block: bytes, path: Path) -> bytes:
-    if b"\0" in block:  # ends a document for the byte tokenizer
-        raise ValueError(f"{path} is not text: it has a zero byte; convert it to UTF-8 if it is UTF-16, or leave it out.")
+    if b"\0" in block:  # for the byte tokenizer, byte 0 ends a document
+        raise ValueError(f"{path} is not text: it contains a zero byte; convert it to UTF-8 if it is UTF-16, or leave it out.")
     return block
 
 
@@ -213,7 +212,7 @@ def _parquet(path: Path, field: str) -> Iterator[bytes]:
         raise ValueError(f"{path} needs the package `pyarrow`: pip install pyarrow.") from None
     try:
         limit, size = _limit(path), 0
-        # As a dictionary, a text that is in many rows is in memory once; ``as_py`` copies one row at a time.
+        # Read as a dictionary, a text that occurs in many rows is in memory once; ``as_py`` copies one row at a time.
         with pyarrow.parquet.ParquetFile(path, read_dictionary=[field]) as file:
             if field not in file.schema_arrow.names:
                 raise ValueError(f"{path} has no column {field!r}; it has {file.schema_arrow.names}: choose one with --field.")
@@ -271,7 +270,8 @@ def download(url: str, folder: Path | None = None) -> Path:
 
 
 def _answer(url: str) -> http.client.HTTPResponse:
-    """The response to a request for ``url``. A server that sends its header byte by byte meets every timeout of a socket."""
+    """The response to a request for ``url``, from a thread: a server that sends its header byte by byte would never run into
+    a socket's timeout."""
     answer: Future = Future()
 
     def ask() -> None:
@@ -281,9 +281,9 @@ def _answer(url: str) -> http.client.HTTPResponse:
             answer.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()
-    wait([answer], PATIENCE)
+    wait([answer], HEADER_TIMEOUT)
     if not answer.done():
-        raise ValueError(f"could not download {url}: the server has not answered within {PATIENCE} seconds; try again.")
+        raise ValueError(f"could not download {url}: the server did not answer within {HEADER_TIMEOUT} seconds; try again.")
     return answer.result()
 
 
@@ -295,11 +295,11 @@ def _fetch(url: str, file: BufferedIOBase) -> None:
             while block := response.read1(1 << 20):
                 file.write(block)
                 size += len(block)
-                if size > MOST_BYTES:
-                    raise ValueError(f"could not download {url}: it has more than {MOST_BYTES:,} bytes.")
+                if size > MAX_BYTES:
+                    raise ValueError(f"could not download {url}: it has more than {MAX_BYTES:,} bytes.")
                 if (now := time.monotonic()) - began > 60:
-                    if size - mark < 60 * SLOWEST:
-                        raise ValueError(f"could not download {url}: less than {SLOWEST} bytes per second arrive; try again.")
+                    if size - mark < 60 * MIN_SPEED:
+                        raise ValueError(f"could not download {url}: it is slower than {MIN_SPEED} bytes/s; try again.")
                     mark, began = size, now
             if response.length:  # announced but not read: a connection that ends early looks like the end of the file
                 raise http.client.IncompleteRead(b"", response.length)

@@ -18,10 +18,11 @@ from typing import Protocol
 
 import numpy as np
 
-from ..files import write_text
+from ..files import sha256, write_text
+from ..seal import Damaged
 
-__all__ = ["ByteTokenizer", "Tokenizer", "check_description", "content", "describe", "from_description", "load_tokenizer",
-           "stream_text"]  # fmt: skip
+__all__ = ["ByteTokenizer", "Tokenizer", "check_copy", "check_description", "content", "describe", "from_description",
+           "load_tokenizer", "stream_text"]  # fmt: skip
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot|>", "[EOS]")  # tried in this order
 
@@ -58,7 +59,7 @@ class ByteTokenizer:
 
 @contextlib.contextmanager
 def _errors(of: str) -> Iterator[None]:
-    """An error of the library, a bare Exception or a panic (a BaseException, from Rust), as a ValueError."""
+    """Turn an error of the library, a bare Exception or a panic (a BaseException, from Rust), into a ValueError."""
     try:
         yield
     except BaseException as error:
@@ -117,8 +118,8 @@ class _Tiktoken:
             self.encoding = tiktoken.get_encoding(spec.removeprefix("tiktoken:"))
         except ConnectionError:
             raise ValueError(
-                f"the tokenizer {spec!r} is not in tiktoken's cache on this machine, and a name from a file is not looked up "
-                f"in the network: name it with --tokenizer {spec} once."
+                f"the tokenizer {spec!r} is not in tiktoken's cache on this machine, and a name from a file is never looked up "
+                f"online: pass --tokenizer {spec} once."
             ) from None
         except ValueError:
             raise ValueError(f"tiktoken has no encoding {spec!r}; it has {tiktoken.list_encoding_names()}.") from None
@@ -135,7 +136,7 @@ class _Tiktoken:
 
 
 def _no_network(path: str) -> bytes:
-    """In the place of tiktoken's download."""
+    """Replaces tiktoken's download."""
     raise ConnectionError(path)
 
 
@@ -171,22 +172,29 @@ def content(description: dict) -> tuple:
     return description.get("sha256", description["spec"]), description["vocab_size"], description["end_of_text"]
 
 
+def check_copy(description: dict, folder: Path) -> int:
+    """``Damaged`` unless the copy of the tokenizer in ``folder`` is the one that ``describe`` recorded. Returns its size; 0 for
+    a tokenizer that needs no file."""
+    path = folder / "tokenizer.json"
+    if "sha256" not in description:
+        return 0
+    if not path.is_file() or sha256(path) != description["sha256"]:
+        raise Damaged(f"{path} is missing or is not the tokenizer that was recorded beside it: restore it.")
+    return path.stat().st_size
+
+
 def from_description(description: dict, folder: Path) -> Tokenizer:
-    """The tokenizer that ``describe`` recorded, from the copy in ``folder`` if there is one. A name that was read from a file
-    is never looked up in the network."""
+    """The tokenizer that ``describe`` recorded, from the copy in ``folder`` if there is one. A name read from a file is never
+    looked up online."""
     spec = description["spec"]
     if "sha256" not in description:
         if spec.startswith("tiktoken:"):
             return _Tiktoken(spec, offline=True)
         if spec != "bytes":
-            raise ValueError(
-                f"{folder} names the tokenizer {spec!r} and has no copy of it: name it with --tokenizer to load it."
-            )
+            raise ValueError(f"{folder} names the tokenizer {spec!r} but has no copy of it: pass it with --tokenizer.")
         return ByteTokenizer()
-    path = folder / "tokenizer.json"
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != description["sha256"]:
-        raise ValueError(f"{path} is missing or is not the tokenizer of this corpus: restore it, or pack again.")
-    tokenizer = load_tokenizer(str(path))
+    check_copy(description, folder)
+    tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
     tokenizer.spec, tokenizer.end_of_text = description["spec"], description["end_of_text"]
     return tokenizer
 

@@ -43,7 +43,7 @@ _OWN = {
 
 
 def need_transformers() -> None:
-    """An ImportError that says what to install, unless transformers is there."""
+    """An ImportError that says what to install, unless transformers is installed."""
     try:
         import transformers  # noqa: F401
     except ImportError as error:

@@ -69,7 +69,7 @@ def export(run_or_model: "str | Path | LanguageModel | NGPTForCausalLM", folder:
     if tokenizer is None and size != 256:
         raise ValueError(
             f"A model with a vocabulary of {size} tokens needs its tokenizer: pass tokenizer=, one of transformers, or the "
-            "name or folder of one. (Only a vocabulary of 256 says by itself what it is: bytes.)"
+            "name or folder of one. (Only a vocabulary of 256 is unambiguous: bytes.)"
         )
     words = transformers_tokenizer("bytes" if tokenizer is None else tokenizer)
     if len(words) > size:

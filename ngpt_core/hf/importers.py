@@ -5,8 +5,8 @@
 
 Both are dense: attention and SwiGLU in alternation. Both rotate queries and keys before Norm and s_qk, and have an s_qk per
 head. NVIDIA's rotary embedding is not a rotation (``rotate_at``); lucidrains scales only the queries and averages each layer's
-values with those of the first. The result keeps all that, so that its logits are theirs. It is therefore an NGPTForCausalLM,
-not a LanguageModel, which has none of it.
+values with those of the first. The result keeps all of this, so its logits equal theirs. It is therefore an NGPTForCausalLM;
+a LanguageModel supports none of it.
 """
 
 import pickle
@@ -62,7 +62,7 @@ def from_nvidia(checkpoint: str | Path | Mapping[str, Any]) -> "NGPTForCausalLM"
     args = checkpoint["model_args"]
     theirs = {name.removeprefix("_orig_mod."): x for name, x in checkpoint["model"].items()}
     if args.get("bias"):
-        raise ValueError("This checkpoint has biases (bias=True), which our model has not.")
+        raise ValueError("This checkpoint has biases (bias=True), which our model does not have.")
     normalized, d, base = bool(args["use_nGPT"]), args["n_embd"], args.get("base_scale", args["n_embd"] ** -0.5)
     state = {"model.embeddings.weight": theirs["transformer.wte.weight"], "lm_head.weight": theirs["lm_head.weight"]}
     state |= {"s_z.weight": theirs["sz"]} if normalized else {"model.norm_f.weight": theirs["rmsnorm_f.weight"]}

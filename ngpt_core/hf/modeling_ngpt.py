@@ -54,7 +54,7 @@ class NGPTPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """The initial values of ``ngpt_core.LanguageModel``, each set by the module that owns it: transformers skips others.
 
-        ``init`` leaves every tensor that was loaded as it is."""
+        ``init`` leaves every loaded tensor unchanged."""
         c = self.config
         for name, dim in getattr(module, "matrices", {}).items():
             self._init_rows(module.get_parameter(name), dim)

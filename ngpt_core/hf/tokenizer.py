@@ -61,7 +61,7 @@ class NGPTByteTokenizer(PreTrainedTokenizerFast):
 
 
 def transformers_tokenizer(tokenizer: object) -> PreTrainedTokenizerBase:
-    """A tokenizer of transformers from one of its own, one of ours, or the name or folder of one."""
+    """A transformers tokenizer, from one of transformers, one of ours, or the name or folder of one."""
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return tokenizer
     if isinstance(tokenizer, ByteTokenizer) or tokenizer == "bytes":
@@ -74,5 +74,5 @@ def transformers_tokenizer(tokenizer: object) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(tokenizer)
     found = getattr(tokenizer, "spec", tokenizer)
     raise ValueError(
-        f"The tokenizer {found!r} cannot be written for transformers: pass tokenizer= one of its own, or the name of one."
+        f"The tokenizer {found!r} cannot be written for transformers: pass a transformers tokenizer, or the name of one."
     )

@@ -3,7 +3,7 @@
 A packed row holds several documents, and no token may see another's. Each kind of layer reads that in its own way: Mamba-2 the
 number of every token's document, attention on a GPU the offsets of all documents in the flattened batch, attention on a CPU a
 mask [T, T], which it makes from the numbers. On a GPU the offsets are computed by the host, because their number is the shape
-of a tensor: ``pack`` on the loader's batch, before it travels, waits for nothing.
+of a tensor: ``pack`` on the loader's batch, before it is sent to the GPU, waits for nothing.
 
 Symbols: B rows of T tokens, n documents in all rows together.
 """

@@ -67,7 +67,7 @@ def takes(source: str, *tensors: Tensor | None) -> bool:
 
 
 def infers(*tensors: Tensor | None) -> bool:
-    """Does nobody ask for gradients here, and no compiler trace this call? Then an operator may keep nothing for later."""
+    """Are no gradients needed here, and does no compiler trace this call? Then an operator need not keep anything for later."""
     grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     return not grad and not torch.compiler.is_compiling()
 

@@ -42,9 +42,7 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = 
         ordered, index = p.sort(-1, descending=True)
         before = ordered.cumsum(-1) - ordered  # total probability of the more likely tokens
         top_p = max(top_p, torch.finfo(p.dtype).tiny)  # a smaller one would become 0 and keep nothing
-        p = p.masked_fill(
-            torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, before >= max(top_p, torch.finfo(p.dtype).tiny)), 0.0
-        )
+        p = p.masked_fill(torch.zeros_like(p, dtype=torch.bool).scatter_(-1, index, before >= top_p), 0.0)
         p = p / p.sum(-1, keepdim=True)
     return p
 

@@ -39,9 +39,9 @@ def save(
 ) -> Path:
     """Write model.safetensors, config.json and their seal into ``folder``, created if needed; returns the folder.
 
-    ``state`` replaces ``model.state_dict()``: pass the gathered tensors of a sharded model. Or pass its sharded ones, and as
-    ``whole`` what yields them gathered, in the order of ``stream.ordered(state)``: each is written before the next is asked
-    for. Equal models give equal files.
+    ``state`` replaces ``model.state_dict()``: pass the gathered tensors of a sharded model. Or pass its sharded tensors, and as
+    ``whole`` an iterable that yields them gathered, in the order of ``stream.ordered(state)``: each is written before the next
+    is requested. Equal models give equal files.
     """
     model, folder = unwrap(model, "ngpt_core.save"), Path(folder)  # a wrapper renames parameters
     state = model.state_dict() if state is None else state

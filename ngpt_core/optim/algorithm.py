@@ -41,7 +41,7 @@ def _check(a: float, eps_gate: float) -> None:
 
 
 def gate(d: Tensor, a: float = 0.5, eps_gate: float = 1e-8) -> Tensor:
-    """gamma = sigma(a log(d / eps_gate)): 0 at d = 0, 1/2 at eps_gate, towards 1 above.
+    """gamma = sigma(a log(d / eps_gate)): 0 at d = 0, 1/2 at eps_gate, toward 1 above.
 
     d: sqrt(v_hat) + eps_num, of any shape.
     a: the gate's sharpness; 1 is Adam's.

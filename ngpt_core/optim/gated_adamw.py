@@ -38,8 +38,8 @@ class GatedAdamW(torch.optim.Optimizer):
     unit_dim=None`` it is ``torch.optim.AdamW`` with that eps and the same lr, betas and weight_decay (the defaults differ), to
     rounding: the fused step adds the decay to the update, where torch multiplies by 1 - lr lambda first.
     Every argument except ``params`` and ``nonfinite`` is also a key of a parameter group. Keys of others, such as a scheduler's
-    ``initial_lr`` or timm's ``lr_scale``, are kept as they are; one that is nearly ours (``unit_dm``) is a ValueError.
-    Everything after ``betas`` is passed by name, since AdamW's fourth argument is another one.
+    ``initial_lr`` or timm's ``lr_scale``, are kept unchanged; one that is nearly ours (``unit_dm``) is a ValueError.
+    Everything after ``betas`` is passed by name, since AdamW's fourth argument is a different one.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> weights = model.parameters()
@@ -88,7 +88,7 @@ class GatedAdamW(torch.optim.Optimizer):
 
     _building = False  # while the constructor adds groups: none is normalized before all are checked
     _plans: list[Plan] = []  # noqa: RUF012  one per group, replaced as a whole; a copy of the optimizer makes its own
-    _inherited: list[bool] = []  # noqa: RUF012  likewise: which of the constructor's groups have no unit_dim of their own
+    _inherited: list[bool] = []  # noqa: RUF012  likewise: which of the constructor's groups do not set unit_dim themselves
 
     seals: Mapping[Tensor, Any] = {}
     found_inf: Tensor | None = None  # as torch's fused optimizers take it: where this number is not 0, a step changes nothing
@@ -149,11 +149,7 @@ class GatedAdamW(torch.optim.Optimizer):
             rules.check_keys(param_group)
             group.setdefault("alpha", float(group["lr"]) if checks.is_number(group["lr"]) else None)
             first = self._firsts()[-1]
-            rules.check(group, first)
-            if group["unit_dim"] is not None:
-                group["unit_dim"] = int(group["unit_dim"])  # a state with numpy's integers could not be loaded
-            if isinstance(group["eps_gate"], str):  # "auto", as checked
-                group["eps_gate"] = AutoGate()
+            rules.accept(group, first)
             rules.check_names(self.param_groups)
             if self._building:
                 self._inherited = [*self._inherited, inherited]
@@ -161,7 +157,7 @@ class GatedAdamW(torch.optim.Optimizer):
                 rules.check_biases(self.param_groups, [False] * (len(self.param_groups) - 1) + [inherited])
                 rules.normalize(group, rules.sizes(group, first))
         except ValueError:
-            self.param_groups.pop()  # as before
+            self.param_groups.pop()  # the optimizer is as it was
             raise
 
     @overload

@@ -79,6 +79,15 @@ def check(group: dict, first: int = 0) -> None:
             rule(not p.is_meta, f"{name!r} is on the meta device and has no values to normalize. Materialize the model first.")
 
 
+def accept(group: dict, first: int = 0) -> None:
+    """``check``, and bring two values into the form that the step and a state take."""
+    check(group, first)
+    if group["unit_dim"] is not None:
+        group["unit_dim"] = int(group["unit_dim"])  # a state with numpy's integers could not be loaded
+    if isinstance(group["eps_gate"], str):  # "auto", as checked
+        group["eps_gate"] = AutoGate()
+
+
 def _is(x: object, text: str) -> bool:
     """x == text, where x may be a tensor, which compares its numbers."""
     return isinstance(x, str) and x == text
@@ -92,12 +101,12 @@ _KEYS = (
 
 
 def check_keys(group: Mapping) -> None:
-    """Keys that look useful and would have no effect. Other people's keys are theirs."""
+    """Refuse keys that look useful and would have no effect. Keys of other libraries are left alone."""
     for key in group.keys() - set(_KEYS):
         if meant := next((own for own in _KEYS if _nearly(key, own)), None):
             raise ValueError(
-                f"GatedAdamW: {key!r} is not a key of a parameter group; {meant!r} is. Correct it, or rename a key of your own "
-                "that only looks like it."
+                f"GatedAdamW: {key!r} is not a key of a parameter group; {meant!r} is. Correct it, or rename your own key that "
+                "only looks like it."
             )
     for key, instead in (
         ("eps", "AdamW's eps is two numbers here: eps_gate, the gate's threshold (with a=1 it is AdamW's eps), and eps_num."),
@@ -119,7 +128,7 @@ def _nearly(key: object, own: str) -> bool:
 
 
 def check_arguments(unknown: Mapping) -> None:
-    """Arguments that the constructor does not have."""
+    """Refuse arguments that the constructor does not have."""
     check_keys({key: value for key, value in unknown.items() if key == "eps"})
     for key in unknown:
         meant = next((f": did you mean {own}?" for own in _KEYS if _nearly(key, own)), ".")
@@ -140,7 +149,7 @@ def check_biases(groups: list[dict], inherited: list[bool]) -> None:
                     raise ValueError(
                         f"GatedAdamW: {name!r} has one dimension ({len(p)} numbers), like a bias or the weight of a norm, and "
                         f"unit_dim={group['unit_dim']} would make it one unit vector. Put such tensors into a group with "
-                        "unit_dim=None; if you want unit vectors, give them a group of their own with this unit_dim."
+                        "unit_dim=None; if you want unit vectors, give them a separate group with this unit_dim."
                     )
         first += len(group["params"])
 
@@ -321,11 +330,13 @@ def unpack(saved: dict, own: dict) -> dict:
                 "GatedAdamW: the state is from a group with a function as its eps_gate, which a state cannot hold, and this "
                 f"group has eps_gate={own['eps_gate']!r}. Build the optimizer with that function."
             )
-    return {k: _setting(k, v) if k in _SETTINGS and isinstance(v, dict) else v for k, v in group.items()}
+    group = {k: _setting(k, v) if k in _SETTINGS and isinstance(v, dict) else v for k, v in group.items()}
+    return group | ({"eps_gate": AutoGate()} if _is(group["eps_gate"], "auto") else {})
 
 
 def _setting(name: str, values: dict) -> SMGC | PMEN | AutoGate:
     kind: type[SMGC] | type[PMEN] | type[AutoGate] = _SETTINGS[name]
     if unknown := values.keys() - {f.name for f in fields(kind)}:
-        raise ValueError(f"GatedAdamW: the state's {name} has keys that {kind.__name__} does not have: {', '.join(unknown)}.")
+        names = ", ".join(map(str, unknown))
+        raise ValueError(f"GatedAdamW: the state's {name} has keys that {kind.__name__} does not have: {names}.")
     return kind(**values)

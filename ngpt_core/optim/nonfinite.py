@@ -5,7 +5,7 @@
     "off"    gradients are not checked
 
 A finite number can do the same harm: a second moment that has overflowed stays infinite, and its coordinate never moves again.
-So the magnitudes of each gradient must stay below a limit (``paths.limit_of``), which takes no second reading.
+So the magnitudes of each gradient must stay below a limit (``paths.limit_of``), which needs no second pass.
 
 On the CPU the gradients are checked before anything changes. On an accelerator that would make the host wait for the device at
 every step, so there a flag on the device masks the whole update, and the host reads the flag one step later, when it has
@@ -36,7 +36,7 @@ class Found:
 
 
 class Watch:
-    """Looks at the gradients of each step; the policy and the count of skipped steps are its state."""
+    """Checks the gradients of each step; its state is the policy and the count of skipped steps."""
 
     def __init__(self, policy: str):
         if policy not in POLICIES:

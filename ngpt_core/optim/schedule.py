@@ -223,7 +223,7 @@ def match_auc(schedule: Decay, reference: Decay) -> Scaled:
     """
     budget, own = area(reference), area(schedule)
     if not (own > 0 and 0 < budget < math.inf):
-        raise ValueError(f"match_auc wants two schedules with a positive area; got {own:g} and, for the reference, {budget:g}.")
+        raise ValueError(f"match_auc needs two schedules with a positive area; got {own:g} and, for the reference, {budget:g}.")
     return Scaled(schedule, budget / own)
 
 
@@ -276,6 +276,8 @@ class Schedule(LRScheduler):
         warmup_share: float = 0.1,
         cap_warmup: float = 0.1,
     ) -> None:
+        if not hasattr(optimizer, "param_groups"):
+            raise ValueError(f"Schedule takes an optimizer and its number of steps; got {optimizer!r:.80} as the optimizer.")
         if not is_count(total_steps, 1):
             raise ValueError(f"total_steps is the number of optimizer steps, an integer >= 1; got {total_steps!r}.")
         if warmup not in ("group", "before"):

@@ -95,7 +95,7 @@ def param_groups(
         check_steps(total_steps)
     numbers, config, axes = numbers_for(model, base, **overrides), _config(model), unit_axes(model)
     groups: dict[tuple, dict[str, Any]] = {}
-    own = getattr(numbers, "lines", None) or {}  # GPT has one warmup for all, and no lines of its own
+    own = getattr(numbers, "lines", None) or {}  # GPT has one warmup for all, and does not take lines
     lines = {**TABLE, **own}
     found = list(_lines(model, lines))
     _check_used(own, {key for _, _, key in found})
@@ -115,7 +115,7 @@ def param_groups(
 
 
 def _check_used(own: Mapping[str, Line], used: set[str]) -> None:
-    """A line that no parameter has is a mistake, unless another of our models has it."""
+    """A line that fits no parameter is a mistake, unless it fits one of another model of ours."""
     kinds = {key.partition(".")[0] for key in TABLE}
     by_block = {f"Residual[{kind}].{attribute}" for kind in kinds for attribute in ("alpha", "norm_weight")}
     if unknown := sorted(own.keys() - used - TABLE.keys() - by_block):

@@ -1,7 +1,7 @@
 """Which numbers does a small run need? The recipe scaled down, with the paper's numbers as its limit.
 
 The published numbers were chosen for models at least 768 wide, in runs of tens of thousands of large steps. A short run or a
-narrow model needs others (chapter 9). With w = min(1, d / 768) for the width and T for the length:
+narrow model needs others (chapter 9.2). With w = min(1, d / 768) for the width and T for the length:
 
     beta1     1 - 1/m, with the memory m = w T / 400 in steps, at least m_0 = 2.5 (GPT: 5), at most the published one
     C         times (T_0 / T)^((1 - w) / 2), T between T_0 = 750 and 16,000            nGPT only
@@ -89,7 +89,7 @@ def _rates(rule: str, numbers: Settings, config: ModelConfig, total_steps: int, 
     """C, and the input embedding's share of it, by a rule."""
     C = config.C if numbers.C is None else numbers.C
     width, length = config.d_model / PUBLISHED_WIDTH, total_steps / T_1
-    if rule == "nugpt":  # C / sqrt(d) is already d^(-1/2): the hidden rows need a quarter more, the input embedding not
+    if rule == "nugpt":  # C / sqrt(d) is already d^(-1/2), all that the input embedding needs; hidden rows need d^(-1/4) more
         hidden = width**-0.25
         return {"C": C * hidden * length ** (-1 / 3), "embedding_multiplier": numbers.embedding_multiplier / hidden}
     if rule == "hyperp":
@@ -103,7 +103,7 @@ def _rates(rule: str, numbers: Settings, config: ModelConfig, total_steps: int, 
 def initialized(config: ModelConfig, rule: str = "nugpt") -> ModelConfig:
     """The config with the initial values of a rule: nuGPT's alpha_init = 0.05 / (depth / 23), s_z_init = sqrt(d_model / 768).
 
-    The multiples are those of the ladder's smallest model. The other rules have none: the config is returned as it is.
+    The multiples are those of the ladder's smallest model. The other rules have none: the config is returned unchanged.
 
     config: an nGPT's ModelConfig.
     rule: one of ``RULES``.

@@ -28,15 +28,15 @@ def evaluate_run(
         if value < 1:
             raise ValueError(f"--{name} must be at least 1; got {value}.")
     run, where = run_of(folder), pick_device(device)
-    model, words = open_model(folder, where, tokenizer)
+    model, own_tokenizer = open_model(folder, where, tokenizer)
     config, described = TrainConfig() if run is None else run.config, None if tokenizer else description_of(folder)
-    held_out = tuple(data or config.val_data)  # of token files these are held out, while --data are not
+    held_out = tuple(data or config.val_data)  # a token file given here is held out; one of the run's --data is not
     corpora = open_blend(
         held_out or config.data,
         model.config.vocab_size,
         described,
         folder,
-        reader=lambda: words,
+        reader=lambda: own_tokenizer,
         split="val" if held_out else "train",
     )
     corpora = [(corpus, weight) for corpus, weight in corpora if corpus.has("val")]

@@ -15,12 +15,12 @@ __all__ = ["generate"]
 def generate(
     folder: str, prompt: str, max_new_tokens: int, seed: int, device: str, tokenizer: str | None = None, **sampling: object
 ) -> Iterator[str]:
-    """The prompt, then the text as it is written."""
-    with room_for("writing", "Lower --max-new-tokens, shorten the prompt, or use --device cpu."):
-        yield from _write(open_model(folder, pick_device(device), tokenizer), prompt, max_new_tokens, seed, sampling)
+    """The prompt, then the text as it is generated."""
+    with room_for("generating", "Lower --max-new-tokens, shorten the prompt, or use --device cpu."):
+        yield from _continued(open_model(folder, pick_device(device), tokenizer), prompt, max_new_tokens, seed, sampling)
 
 
-def _write(
+def _continued(
     opened: tuple[LanguageModel, Tokenizer], prompt: str, max_new_tokens: int, seed: int, sampling: dict
 ) -> Iterator[str]:
     model, tokenizer = opened

@@ -126,8 +126,8 @@ def memory(
 def _costs(
     model: ModelConfig, config: TrainConfig, ranks: int, document_length: int, gpu: str, beside: int = 0
 ) -> tuple[Costs, dict[str, float]]:
-    """The costs of blocks, and the size of each block's gathered weights relative to that which was measured, taken together
-    with so many neighbors on each side: they are gathered beside it."""
+    """The costs of blocks, and the size of each block's gathered weights relative to the measured ones, taken together with
+    ``beside`` neighbors on each side, which are gathered at the same time."""
     P = config.expert_parallel
     tried = 8 if P > 1 and model.n_experts % 8 == 0 else P
     precision = "fp32" if config.precision == "fp32" else "bf16"
@@ -172,7 +172,7 @@ class Message:
     nodes: int
     count: int
     bytes: int
-    """That one rank holds of the larger side: what all-gathers receive, what reduce-scatters send."""
+    """What one rank holds of the larger side: what all-gathers receive, what reduce-scatters send."""
     phase: str
     beside: bool
     """Whether it runs beside the computation."""
@@ -196,7 +196,7 @@ def _gathered(model: ModelConfig, replicas: int, expert_parallel: int, ranks: in
 
 @cache
 def _nodes(ranks: int, stride: int, per_node: int) -> int:
-    """On how many nodes are this many ranks, when one in ``stride`` of all takes part?"""
+    """The number of nodes with these ranks, if one rank in ``stride`` takes part."""
     return len({rank * stride // per_node for rank in range(ranks)})
 
 
@@ -269,7 +269,7 @@ def seconds(
 # ---- the choice --------------------------------------------------------------------------------------------------------
 def candidates(model: ModelConfig, config: TrainConfig, ranks: int, given: set[str]) -> Iterator[TrainConfig]:
     """The layouts to choose from: all that divide, in powers of two for replicas and expert parallelism. ``given``: the
-    settings that the user has chosen; they stay."""
+    settings that the user has chosen; they are kept."""
     experts = model.n_experts if "E" in model.pattern else 1
     replicas = [config.replicas] if "replicas" in given else _powers(ranks, ranks)
     sharing = [config.expert_parallel] if "expert_parallel" in given else _powers(experts, MOST_EXPERT_PARALLEL)

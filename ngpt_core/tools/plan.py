@@ -1,7 +1,7 @@
 """What does a run need (memory per GPU, time), and which command starts it?
 
 ``ngpt plan --preset 30B --gpus 64 --gpu h100-80gb``. The layout (``layout.py``) is chosen for the shortest step that fits; what
-the user gives stays. Parameters, moments, gradients and messages are counted, FLOPs follow from the shapes, the rest of the
+the user sets is kept. Parameters, moments, gradients and messages are counted, FLOPs follow from the shapes, the rest of the
 memory is read from simulated blocks, and the length of the run assumes an MFU. The output says which is which.
 """
 

@@ -182,7 +182,7 @@ def write_report(folders: list[str], out: str) -> str:
 
         from .figures import SECTIONS
     except ImportError:
-        raise ValueError('ngpt report draws with plotly: pip install "ngpt-core[notebook]".') from None
+        raise ValueError('ngpt report needs plotly: pip install "ngpt-core[notebook]".') from None
     if len({Path(folder).resolve() for folder in folders}) < len(folders):
         raise ValueError(f"a run is given twice: {' '.join(folders)}. Give each only once.")
     path = Path(out)

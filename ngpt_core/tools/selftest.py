@@ -130,7 +130,7 @@ def _optimizer(device: torch.device) -> Row:
 
 
 def _travel(device: torch.device) -> Row:
-    """Batches to the device and back: on a GPU from pinned memory, on a stream of their own, and read once they arrive."""
+    """Batches to the device and back: on a GPU from pinned memory, on a separate stream, and read once they arrive."""
 
     def batches(ahead: bool) -> Result:
         feed, found = Feed(Loader([(embedded(), 1.0)], 8, 256), 4, device, ahead), []
@@ -298,7 +298,7 @@ def _by_kind(model: LanguageModel, h: Tensor) -> Iterator[tuple[str, nn.Module, 
 
 def _blocks(device: torch.device) -> Iterator[Row]:
     """Each kind of block compiled, as in training on a GPU, against itself uncompiled: packed documents, bfloat16."""
-    torch.compiler.reset()  # what this process compiled before counts towards Dynamo's limit of recompilations
+    torch.compiler.reset()  # what this process compiled before counts toward Dynamo's limit of recompilations
     for name, block, passes in _by_kind(*_four_blocks(device, torch.bfloat16)):
         fast, slow = passes(torch.compile(block.forward)), passes(block.forward)
         yield _compare(f"block: {name}, compiled / plain", fast, slow, 5e-2, device)

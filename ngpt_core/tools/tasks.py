@@ -25,14 +25,14 @@ def run_tasks(
         from ..hf.tokenizer import transformers_tokenizer
     except ImportError as error:
         need = f'--tasks needs lm-evaluation-harness and transformers ({error}): pip install "ngpt-core[eval]"'
-        raise ValueError(f"{need}, or leave it out.") from None
-    model, words = open_model(folder, pick_device(device), tokenizer)
-    names = transformers_tokenizer(words)
-    theirs = to_transformers(model, eos_token_id=names.eos_token_id, pad_token_id=names.pad_token_id)
+        raise ValueError(f"{need}, or leave the flag out.") from None
+    model, own_tokenizer = open_model(folder, pick_device(device), tokenizer)
+    converted = transformers_tokenizer(own_tokenizer)
+    theirs = to_transformers(model, eos_token_id=converted.eos_token_id, pad_token_id=converted.pad_token_id)
     manager = TaskManager(include_path=task_folder)
     if unknown := sorted(set(tasks) - set(manager.all_tasks)):
         raise ValueError(f"there is no task {', '.join(unknown)}: `lm_eval ls tasks` lists them; --task-folder adds your own.")
-    harness = HFLM(pretrained=theirs.to(model.embedding.weight.device), tokenizer=names, batch_size=rows)
+    harness = HFLM(pretrained=theirs.to(model.embedding.weight.device), tokenizer=converted, batch_size=rows)
     found = simple_evaluate(harness, tasks=tasks, task_manager=manager, limit=limit, bootstrap_iters=0)
     return {task: {k: v for k, v in metrics.items() if k != "alias"} for task, metrics in found["results"].items()}
 

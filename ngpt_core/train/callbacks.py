@@ -1,4 +1,4 @@
-"""Who hears what happens in a run, and when?
+"""Who is notified of what happens in a run, and when?
 
 A callback is an object with some of the six methods of ``Callback``; the first rank calls them, in this order:
 
@@ -9,8 +9,8 @@ A callback is an object with some of the six methods of ``Callback``; the first 
     save(step)             when a checkpoint was written, or began to be written in the background
     end(step, finished)    once, after the last step; ``finished`` is False if a signal stopped the run
 
-metrics.jsonl, TensorBoard, Weights & Biases and MLflow (``loggers.py``) are callbacks. For your own, give ``--callback
-package.module:Name``, a class or function without arguments. An error in a callback stops the run, after the step was saved.
+metrics.jsonl, TensorBoard, Weights & Biases and MLflow (``loggers.py``) are callbacks. To add your own, pass ``--callback
+package.module:Name``, a class or function that takes no arguments. An error in a callback saves the step and ends the run.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ __all__ = ["Callback", "LiveLine", "find_callback", "load_callback"]
 
 
 class Callback:
-    """The methods that a run calls; each does nothing here. Inherit from it and write those that you need."""
+    """The methods that a run calls; here they do nothing. Inherit from this class and override those that you need."""
 
     def start(self, run: "Run", after: int) -> None: ...
 
@@ -81,7 +81,7 @@ class LiveLine(Callback):
         """In a terminal at most ten times a second."""
         now, last = time.monotonic(), record["step"] == self.total
         if record["step"] == self.after + 1:
-            self.began = now  # the first step compiles and allocates: it says nothing about the others
+            self.began = now  # the first step compiles and allocates: its time says nothing about the others
         if now - self.shown < (0.1 if self.live else 10.0) and not last and record["step"] > 1:
             return
         self.shown = now

@@ -65,14 +65,14 @@ class TrainConfig:
     """Sequences that a rank processes at once; it accumulates gradients over its share of the batch. None: the whole share."""
     data: tuple[str, ...] = ("embedded",)
     """Packed corpora to train on, DIR or DIR=WEIGHT for a blend; embedded: 1 MB of Python source; stdlib: your own Python's.
-    Token files of nanoGPT, llm.c (FILE.bin, or their folder) and Megatron (FILE.bin with FILE.idx) are read where they are."""
+    Token files of nanoGPT, llm.c (FILE.bin, or their folder) and Megatron (FILE.bin with FILE.idx) are read in place."""
     val_data: tuple[str, ...] = ()
     """Packed corpora or token files to evaluate on. Not given: the held-out split of --data."""
     tokenizer: str | None = None
-    """The tokenizer of token files, which do not name it: bytes, a tokenizer.json, a Hugging Face name, or tiktoken:NAME."""
+    """The tokenizer of token files, which do not record it: bytes, a tokenizer.json, a Hugging Face name, or tiktoken:NAME."""
     verify_data: bool | None = None
-    """Verify the checksums of all shards before the first step (the ranks share the work). Not given: of those that have
-    changed since they were verified, by their size and time of change; a corpus below 1 GiB is always read."""
+    """Verify the checksums of all shards before the first step (the ranks share the work). Not given: only of shards whose
+    size or modification time has changed since they were verified; a corpus below 1 GiB is always verified."""
     seed: int = 0
     """Determines the initial weights, the order of the data, the exploration noise and the samples."""
 
@@ -103,7 +103,7 @@ class TrainConfig:
     mlflow: str | None = None
     """The MLflow experiment to report to (needs the package mlflow). --resume continues the same run there."""
     callback: tuple[str, ...] = ()
-    """Callbacks of your own, package.module:Name (see ngpt_core/train/callbacks.py)."""
+    """Your own callbacks, package.module:Name (see ngpt_core/train/callbacks.py)."""
 
     save_every: int = 500
     """Write a checkpoint every N steps and at the end; 0: only at the end (and on SIGTERM)."""
@@ -117,8 +117,8 @@ class TrainConfig:
     """With --resume: accept a new number of steps, and spread the rest of the schedule over the remaining steps."""
 
     sentinel: int = 0
-    """Watch for hardware that damages numbers: compare checksums of all parameters and moments before every update and every
-    checkpoint, and compute every Nth step twice. Damage is named, and training goes back to the last checkpoint. 0: off."""
+    """Watch for hardware that corrupts numbers: compare checksums of all parameters and moments before every update and every
+    checkpoint, and compute every Nth step twice. Damage is reported, and training goes back to the last checkpoint. 0: off."""
     timeout: int = 1800
     """On many ranks: after N seconds without progress, name the rank that the others wait for and end the run."""
 
@@ -128,9 +128,9 @@ class TrainConfig:
     """The precision of matrix products: fp32, or bf16 with fp32 master weights. auto: bf16 on a GPU with bf16 units
     (Ampere or newer), otherwise fp32."""
     stream: str = "bf16"
-    """The hidden state between blocks in a bf16 run: bf16, or fp32. The step on the sphere is computed in fp32 either way; bf16
-    rounds its result, which turns the state by 10 mrad over 52 blocks and moved no loss that was measured (0.00004 nats, 9
-    blocks). fp32 rounds nothing; at 30B it takes 2 GiB more per 8192 tokens and 0.2% of a step (simulated)."""
+    """The hidden state between blocks in a bf16 run: bf16, or fp32. The step on the sphere is computed in fp32 either way. bf16
+    rounds its result, which rotates the state by 10 mrad over 52 blocks; no measured loss changed by more than 0.00004 nats (9
+    blocks). fp32 does not round; at 30B it costs 2 GiB more per 8192 tokens and 0.2% of a step (simulated)."""
     compile: bool | None = None
     """torch.compile each block. Not given: on a GPU."""
     activation_checkpointing: str = "none"
@@ -147,16 +147,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in _FROM_ONE:
             self._at_least(name, 1)
-        for name in (
-            "eval_every",
-            "diagnostics_every",
-            "sample_every",
-            "sample_tokens",
-            "save_every",
-            "keep_every",
-            "seed",
-            "sentinel",
-        ):
+        for name in _FROM_ZERO:
             self._at_least(name, 0)
         for name in ("steps", "micro_batch"):
             if getattr(self, name) is not None:
@@ -257,7 +248,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     for flag, value, text in (("--normalized", True, "train nGPT (the default)"), ("--baseline", False, "train its GPT twin")):
         kind.add_argument(flag, dest="normalized", action="store_const", const=value, help=text, default=argparse.SUPPRESS)
-    parser.add_argument("--config", metavar="FILE", help="settings from a TOML or JSON file; flags come on top", default=None)
+    parser.add_argument("--config", metavar="FILE", help="settings from a TOML or JSON file; flags override them", default=None)
     for title, cls, own in (
         ("the run", TrainConfig, fields(TrainConfig)),
         ("the model (default: the preset's)", ModelConfig, _OF_MODEL),
@@ -365,7 +356,8 @@ def settled(config: TrainConfig, model: ModelConfig, steps: int) -> TrainConfig:
 
 
 def in_force(config: TrainConfig, model: ModelConfig, steps: int, scaled: bool) -> str:
-    """Which numbers of the recipe a run uses, in one line. ``scaled``: as asked for, even if they are settled by now."""
+    """Which numbers of the recipe a run uses, in one line. ``scaled``: whether scaled numbers were asked for, which ``settled``
+    may already have written into the config."""
     plain, own = (vars(recipe_numbers(c, model, steps)) for c in (replace(config, scaled=False, recipe=()), config))
     changed = ", ".join(f"{name}={_written(value)}" for name, value in own.items() if value != plain[name])
     if not changed:

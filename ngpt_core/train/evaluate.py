@@ -55,7 +55,7 @@ def evaluate(
     for _ in range(batches):
         batch = loader.next(limit=windows)
         counted = batch.counted
-        documents = pack(batch.documents, world.device)  # before it travels: the host knows the documents' lengths
+        documents = pack(batch.documents, world.device)  # before it is sent: the host knows the documents' lengths
         batch = batch.to(world.device)
         total[0] += model.loss(batch.tokens, batch.targets, documents, denominator=1.0).double()
         total[1] += counted

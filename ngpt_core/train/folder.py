@@ -84,7 +84,8 @@ def take(folder: Path) -> Lock:
             file.close()
             raise ValueError(f"{folder} is being trained by {who}: wait for it or stop it, or choose another --out.") from None
         except (OSError, AttributeError):
-            print(f"ngpt: this file system has no locks: make sure that nothing else trains into {folder}.", file=sys.stderr)
+            text = f"ngpt: this file system has no locks: make sure that nothing else trains into {folder}."
+            print(printable(text), file=sys.stderr)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
                 break
@@ -96,7 +97,7 @@ def take(folder: Path) -> Lock:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether a run that was killed while it began may have left this file, and nothing that anybody needs."""
+    """Whether a run that was killed while it started may have left this file, which nobody needs."""
     return path.name == LOCK or path.name.startswith(_TEMPORARY)
 
 
@@ -147,12 +148,12 @@ class RunFolder:
         if (self.path / "config.json").is_file():
             return True
         if self.path.exists() and (not self.path.is_dir() or not all(map(_is_leftover, self.path.iterdir()))):
-            reason = "holds other files and no run" if self.path.is_dir() else "is a file"
+            reason = "holds other files but no run" if self.path.is_dir() else "is a file"
             raise ValueError(f"{self.path} {reason}: choose a new or empty folder for --out.")
         return False
 
     def has_trained(self) -> bool:
-        """Whether the run has trained a step. True also if the folder holds files that no run writes."""
+        """Whether the run has trained a step. Also true if the folder holds files that no run writes."""
         metrics, names = self.path / "metrics.jsonl", {file.name for file in self.path.iterdir() if not _is_leftover(file)}
         return (
             newest(self.path) is not None
@@ -161,7 +162,7 @@ class RunFolder:
         )
 
     def has_export(self) -> bool:
-        """Whether the export is there and whole, as far as that is known without reading all of it."""
+        """Whether the export exists and is complete, as far as can be told without reading all of it."""
         export = self.path / "export"
         if not all((export / name).is_file() for name in (CONFIG, WEIGHTS)):
             return False
@@ -189,7 +190,8 @@ class RunFolder:
                 remove(leftover) if leftover.is_dir() else leftover.unlink()
         if (export := self.path / "export").is_dir():
             start = run.checkpoint.path if run.checkpoint else "its start"
-            print(f"{export} is removed: the run continues from {start} and exports its model again.", file=sys.stderr)
+            text = f"{export} is removed: the run continues from {start} and exports its model again."
+            print(printable(text), file=sys.stderr)
             remove(hide(export))
         tokenizer = corpora[0][0].tokenizer()
         used = [
@@ -199,5 +201,5 @@ class RunFolder:
         record = {"format": FORMAT, "id": run.id, "steps": run.steps, "scaled": run.scaled, "model": run.model.to_dict()}
         record |= {"train": run.config.to_dict(), "corpora": used, "tokenizer": describe(tokenizer)}
         record["versions"] = {"python": platform.python_version(), "torch": torch.__version__, "ngpt_core": __version__}
-        write_sealed(self.path / "config.json", record)  # before any other file: without it the folder is no run
+        write_sealed(self.path / "config.json", record)  # before any other file: without it the folder is not a run
         describe(tokenizer, self.path)

@@ -1,4 +1,4 @@
-"""How is a checkpoint read that an older version wrote with pickle, without running code that may be in it?
+"""How do we read a checkpoint that an older version wrote with pickle, without running code that may be in it?
 
 Format 1 was PyTorch's own: ``.metadata`` is a pickle, which can call any function. Here it is read by an unpickler that knows
 only the classes of that file: anything else in it is an error. The tensors are read with ``weights_only=True``, which torch

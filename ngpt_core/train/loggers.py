@@ -1,6 +1,6 @@
 """How do TensorBoard, Weights & Biases and MLflow follow a run? Each is a callback (``callbacks.py``).
 
-They get every number of a step, the optimizer's diagnostics and the samples. A resumed run continues its own record:
+They receive every number of a step, the optimizer's diagnostics and the samples. A resumed run continues its own record:
 TensorBoard drops the events of steps that are trained again; the ids of W&B and MLflow are kept in RUN/wandb.json and
 RUN/mlflow.json. (W&B ignores steps that it has already seen, so after a crash its curve keeps the first version of them.)
 """
@@ -103,7 +103,7 @@ class WandB(Callback):
 
 
 class MLflow(Callback):
-    """MLflow: one run per folder, continued on --resume. MLFLOW_TRACKING_URI says where, as everywhere in MLflow."""
+    """MLflow: one run per folder, continued on --resume. MLFLOW_TRACKING_URI selects the server, as always in MLflow."""
 
     def __init__(self, experiment: str):
         self.experiment = experiment

@@ -17,6 +17,7 @@ from functools import cache, partial
 import torch
 
 from .. import native, recipe
+from ..files import printable
 from ..nn.model import LanguageModel
 from ..seal import Damaged
 from .checkpoint import newest
@@ -37,7 +38,7 @@ __all__ = ["dry_run", "train"]
 def train(run: Run) -> int:
     """Train, or continue, until the run's last step. Returns the process's exit status: 0, or 143 if a signal asked to stop."""
     if run.finished:
-        print(f"{run.folder} is finished: {run.steps} steps. Nothing to do.", file=sys.stderr)
+        print(printable(f"{run.folder} is finished: {run.steps} steps. Nothing to do."), file=sys.stderr)
         return 0
     check_loggers(run.config)
     world, folder, lock, why = start(run.config), RunFolder(run.folder), None, ""
@@ -72,11 +73,11 @@ def train(run: Run) -> int:
 
 
 def _kernels() -> None:
-    """Compile the C++ kernels now, and say so, if this machine has not done it yet. No compiler: nothing."""
-    say = cache(lambda: print("compiling the kernels for this CPU, once on this machine ...", file=sys.stderr))
+    """Compile the C++ kernels now, with a message, if this machine has not done so yet. Without a compiler, do nothing."""
+    announce = cache(lambda: print("compiling the kernels for this CPU, once on this machine ...", file=sys.stderr))
     with contextlib.suppress(RuntimeError, OSError):
         for source in native.SOURCES:
-            native.build(source, before=say)
+            native.build(source, before=announce)
 
 
 def _corpora(run: Run, world: World) -> tuple[list, list]:
@@ -90,9 +91,9 @@ def _corpora(run: Run, world: World) -> tuple[list, list]:
             corpus.verify(world.rank, world.size, everything=config.verify_data is True)
     if not config.val_data:
         return corpora, [c for c in corpora if c[0].has("val")]
-    same = corpora[0][0]
+    owner = corpora[0][0]  # of the tokenizer
     open_held_out = partial(
-        open_blend, config.val_data, vocab_size, same.manifest["tokenizer"], "--data", "--val-data", same.tokenizer, "val"
+        open_blend, config.val_data, vocab_size, owner.manifest["tokenizer"], "--data", "--val-data", owner.tokenizer, "val"
     )
     held_out = world.first(open_held_out) or open_held_out()
     if config.verify_data is not False:
@@ -160,7 +161,7 @@ def _advance(trainer: Trainer, held_out: list, metrics: Metrics | None) -> None:
 
 
 def _go_back(trainer: Trainer, damage: Corrupted) -> None:
-    """Continue from the last good checkpoint. ValueError if there is none, or if that did not help before."""
+    """Continue from the last good checkpoint. ValueError if there is none, or if going back has not helped."""
     assert trainer.sentinel is not None  # it raised the error
     done = trainer.t
     trainer.checkpoints.finish()
@@ -180,7 +181,7 @@ def _go_back(trainer: Trainer, damage: Corrupted) -> None:
         ) from None
     if trainer.world.main:
         action = f"training goes back to {checkpoint.path} and repeats {done - trainer.t} steps"
-        print(f"\nngpt: {damage} Therefore {action}.", file=sys.stderr)
+        print(printable(f"\nngpt: {damage} Therefore {action}."), file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -196,7 +197,7 @@ def _saved_on_failure(trainer: Trainer, metrics: Metrics | None) -> Iterator[Non
 
 
 def _save_now(trainer: Trainer, metrics: Metrics | None) -> None:
-    """Save the last step because of an error, with the lines of the steps that are still to be written."""
+    """Save the last step because of an error, and write the metrics that are still waiting."""
     trainer.save()
     trainer.checkpoints.finish()
     if metrics is not None:

@@ -7,7 +7,7 @@ One message, a vector of float64 that is summed over all ranks:
     load             the tokens of every expert, layer by layer
     squares          ||g||^2 of every parameter: for the norm of the gradient, and the name of one that is not finite
 
-The device needs some of it for the update, and has it at once. The host reads the same numbers as a ``Message``: on a CPU
+The device needs some of it for the update, and has it immediately. The host reads the same numbers as a ``Message``: on a CPU
 before the update, on a GPU one step later, so that neither waits for the other.
 """
 

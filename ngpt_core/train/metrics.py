@@ -2,7 +2,7 @@
 
     metrics.jsonl    one line per optimizer step, flushed: step, tokens, loss (only the cross-entropy), lr, grad_norm, ...;
                      val_loss if it was evaluated, diagnostics every ``diagnostics_every`` steps
-    samples.jsonl    text that the model wrote, with the step
+    samples.jsonl    text that the model generated, with the step
     a live line      loss, tokens/s, MFU, lr, time left; without a terminal a plain line every ten seconds
     others           TensorBoard, W&B, MLflow and your own: ``callbacks.py`` and ``loggers.py``
 
@@ -85,7 +85,7 @@ class JSONL(Callback):
 
 
 def check_loggers(config: TrainConfig) -> None:
-    """Can the run report as asked? Called before anything is written."""
+    """ValueError if the run cannot report as asked. Called before anything is written."""
     check_installed("--wandb", "wandb", config.wandb)
     check_installed("--mlflow", "mlflow", config.mlflow)
     for name in config.callback:
@@ -93,14 +93,13 @@ def check_loggers(config: TrainConfig) -> None:
 
 
 class Metrics:
-    """Tells every callback of a run what happens, on the first rank only. metrics.jsonl comes first, the live line last."""
+    """Reports to every callback of a run, on the first rank only. metrics.jsonl comes first, the live line last."""
 
     def __init__(self, run: "Run", after: int, world: World):
         config = run.config
         self.waiting: deque[dict[str, Any]] = deque()  # steps without a line
-        self.per_token = flops_per_token(run.model, config.seq_len) / (
-            peak_flops(world.device) * world.size
-        )  # seconds at the peak
+        peak = peak_flops(world.device) * world.size
+        self.per_token = flops_per_token(run.model, config.seq_len) / peak  # seconds at the peak
         self.folder, self.step = run.folder, after
         self.callbacks: list[Callback] = [JSONL()]
         self.callbacks += [TensorBoard()] if config.tensorboard else []
@@ -111,7 +110,7 @@ class Metrics:
             callback.start(run, after)
 
     def add(self, record: dict[str, Any]) -> None:
-        """A step has been made. Its record is empty until its numbers are known."""
+        """Queue a step's record, which is empty until its numbers are known."""
         self.waiting.append(record)
 
     def write(self, sample: str | None = None) -> None:
@@ -133,7 +132,7 @@ class Metrics:
                     callback.sample(self.step, sample)
         except OSError as error:
             raise OSError(error.errno, f"metrics of step {self.step}: {error.strerror}", str(self.folder)) from None
-        except Exception as error:  # of a user's callback, or of a service: a ValueError, so that the loop saves the step first
+        except Exception as error:  # a user's callback, or a service: a ValueError, so that the loop saves the step first
             name = type(callback).__name__
             raise ValueError(f"the callback {name} failed at step {self.step}: {type(error).__name__}: {error}") from error
 

@@ -13,9 +13,8 @@ already its share of the global mean (``model.loss(..., denominator=)``).
 
 Matrices are sharded along their first dimension, so a row (a point on the sphere) is never cut. The scales (alpha, s_qk, s_u,
 s_z, s_mamba, s_moe) and A_log, D, dt_bias stay whole and in float32 on every rank: they are small, and their updates would be
-lost in bfloat16's 8 bits. (The forward pass of a bfloat16 run rounds every scale except s_z
-and alpha.) Their gradients are summed in one
-message (``Parallel.finish_gradients``).
+lost in bfloat16's 8 bits. (The forward pass of a bfloat16 run rounds every scale except s_z and alpha.) Their gradients are
+summed in one message (``Parallel.finish_gradients``).
 """
 
 import hashlib
@@ -205,7 +204,7 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
     for block in model.blocks:
         if float8 is not None:
             block.forward = in_float8(block.forward, float8)
-        # Compiled code is cut where tokens are exchanged, and of a checkpoint with a cut inside the compiler takes nothing.
+        # Compiled code has a graph break where tokens are exchanged, and torch.compile skips a checkpoint that contains one.
         around = config.expert_parallel > 1 and isinstance(block.mixer, MoE)
         if compiled and around:
             block.forward = torch.compile(block.forward)

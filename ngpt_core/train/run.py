@@ -84,7 +84,7 @@ def prepare(settings: Mapping[str, Any], model_settings: Mapping[str, Any], resu
     config = _with_absolute_paths(TrainConfig.from_dict({**run_defaults(model), **settings}))
     if config.tokenizer and not any(is_foreign(_path_and_weight(item)[0]) for item in config.data):
         raise ValueError(
-            f"--tokenizer {config.tokenizer} is for token files (.bin), which do not name theirs, and --data has none: a "
+            f"--tokenizer {config.tokenizer} is for token files (.bin), which do not record theirs, and --data has none: a "
             "packed corpus has its own; leave the flag out."
         )
     steps = total_steps(config, model)
@@ -98,7 +98,7 @@ def _resumed(folder: RunFolder, settings: Mapping[str, Any], model_settings: Map
     """The run in the folder with the changes that POLICIES allow, and the checkpoint from which it continues."""
     config, model, planned = folder.config, folder.model, folder.record["steps"]
     scaled = folder.record.get("scaled", config.scaled)  # old runs have it in their config only
-    verify_data = config.verify_data and None  # True forced it for one command
+    verify_data = config.verify_data and None  # True was for one command only
     config = replace(settled(config, model, planned), re_anchor=False, verify_data=verify_data)
     now = {**vars(config), **vars(model), "scaled": scaled, "preset": model.name}
     given = config.with_values(settings)
@@ -121,6 +121,18 @@ def _resumed(folder: RunFolder, settings: Mapping[str, Any], model_settings: Map
             f"{folder.path} and its learning rate schedule were planned for {planned} steps, not for {steps} steps. Add "
             f"--re-anchor to spread the rest of the schedule over the steps up to {steps}."
         )
+    finished, candidates = _is_finished(folder, steps, planned), Candidates(folder.path)
+    checkpoint = candidates.next() if candidates.paths and not finished else None
+    damaged = tuple(path for path, _ in candidates.damaged)
+    same = folder.record.get("id", "")  # none in old runs
+    run = Run(folder.path, config, model, steps, scaled, checkpoint, folder.record["tokenizer"], finished, damaged, same)
+    if checkpoint is not None:
+        check_belongs(checkpoint, run)
+    return run
+
+
+def _is_finished(folder: RunFolder, steps: int, planned: int) -> bool:
+    """Whether nothing of the run's ``steps`` is left to train. ValueError if something is, but nothing to continue from."""
     latest, exported = newest(folder.path), folder.has_export()
     done = 0 if latest is None else int(latest.name.removeprefix("step-"))
     if done > steps:
@@ -129,15 +141,7 @@ def _resumed(folder: RunFolder, settings: Mapping[str, Any], model_settings: Map
         raise ValueError(f"{folder.path} is finished and has no checkpoint left to continue from: choose another --out.")
     if not exported and latest is None and (export := folder.path / "export").is_dir():
         raise ValueError(f"{export} is damaged, and {folder.path} has no checkpoint to write it from: restore one of them.")
-    finished = exported and steps == planned and (latest is None or done == steps)
-    candidates = Candidates(folder.path)
-    checkpoint = None if latest is None or finished else candidates.next()
-    damaged = tuple(path for path, _ in candidates.damaged)
-    same = folder.record.get("id", "")  # none in old runs
-    run = Run(folder.path, config, model, steps, scaled, checkpoint, folder.record["tokenizer"], finished, damaged, same)
-    if checkpoint is not None:
-        check_belongs(checkpoint, run)
-    return run
+    return exported and steps == planned and (latest is None or done == steps)
 
 
 def _changes(folder: RunFolder, now: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
@@ -166,12 +170,12 @@ def check_belongs(checkpoint: Checkpoint, run: Run) -> None:
         other.append("id")
     if other:
         file = run.folder / "config.json"
-        raise ValueError(f"{file} does not belong to {checkpoint.path}: it has another {', '.join(other)}. Restore it.")
+        raise ValueError(f"{file} does not belong to {checkpoint.path}: they differ in {', '.join(other)}. Restore the file.")
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 def _path_and_weight(item: str) -> tuple[str, str]:
-    """DIR or DIR=WEIGHT in two parts; a folder may have a = in its name."""
+    """Split DIR or DIR=WEIGHT into its parts; a folder may have = in its name."""
     path, _, weight = item.rpartition("=")
     return (path, weight) if path and "/" not in weight and not Path(item).exists() else (item, "1")
 
@@ -201,7 +205,7 @@ def open_blend(
     split: str = "train",
 ) -> list[tuple[Corpus, float]]:
     """The corpora of a flag, with their weights, for a model of this vocabulary and, if known, the tokenizer of ``owner``.
-    ``reader`` returns the tokenizer of token files, which do not name it, and ``split`` says what a single one of them is."""
+    ``reader`` returns the tokenizer of token files, which do not record it; a single token file is the split ``split``."""
     corpora = []
     for item in items:
         path, text = _path_and_weight(item)

@@ -1,9 +1,9 @@
 """Has a bit changed since it was last written, and where? Seals on every tensor of a model and its optimizer.
 
 A seal is a vector of int32: the bits of a small tensor themselves; of a larger one, for each row, the sum of its 32-bit words
-modulo 2^32. One flipped bit changes its word by a power of two below 2^32, so it always changes the seal; several at once keep
-a sum only by a chance of 2^-32. Taking or comparing all seals reads each number once, at the speed of the memory. Nothing here
-waits for the host, except for naming what was found.
+modulo 2^32. One flipped bit changes its word by a power of two below 2^32, so it always changes the seal; several at once leave
+a sum unchanged with a probability of only 2^-32. Taking or comparing all seals reads each number once, at the speed of the
+memory. Nothing here waits for the host, except for naming what was found.
 
 Where the optimizer's kernel for the CPU updates a row, it compares the row's seals and its norm as it reads w, m and v, and
 takes the new seals as it writes them: the row is in the cache, and no time between two updates is left uncovered. Elsewhere the
@@ -213,7 +213,7 @@ class Seals:
 
     @torch.no_grad()
     def unequal_copies(self) -> list[str]:
-        """Where ranks that hold the same piece of a tensor hold different bits: (HSDP's replicas, tensors that stay whole).
+        """Where ranks that hold the same piece of a tensor hold different bits (HSDP's replicas, tensors that stay whole).
 
         All ranks call this together, after ``take``. The ranks in the minority are named, or all of them if there is none.
         """

@@ -1,7 +1,8 @@
 """Where is the trained model in a folder, and on which device does it run?
 
 The folder is a run (the model is its export or, before that, its newest checkpoint), a copy of a run's export, or a folder that
-``ngpt_core.save`` wrote. The tokenizer comes from the run or the export. ``ngpt_core.save`` writes none, and none is guessed.
+``ngpt_core.save`` wrote. The tokenizer comes from the run or the export. ``ngpt_core.save`` does not write one, and it is never
+guessed.
 """
 
 from pathlib import Path
@@ -30,7 +31,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def run_of(folder: str) -> RunFolder | None:
-    """The run that a folder holds or is the export of; None for a model without a run, which has no data."""
+    """The run in a folder, or the run whose export the folder is; None for a model without a run, which has no data."""
     path = Path(folder)
     if path.resolve().name == "export" and (path.resolve().parent / "metrics.jsonl").is_file():
         return RunFolder(path.resolve().parent)
@@ -38,7 +39,7 @@ def run_of(folder: str) -> RunFolder | None:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
-    """Write the tokenizer into an export, so that a copy of it still knows its own. Returns the names of the files."""
+    """Write the tokenizer into an export, so that a copy of the export still has it. Returns the names of the files."""
     write_json(folder / DESCRIPTION, describe(tokenizer, folder))
     return [name for name in (DESCRIPTION, "tokenizer.json") if (folder / name).is_file()]
 

@@ -1,4 +1,4 @@
-"""Which rank do the others wait for? On many ranks, one that makes no progress ends the run instead of blocking it forever.
+"""Which rank are the others waiting for? On many ranks, one that makes no progress ends the run instead of blocking it forever.
 
 Every rank notes what it is about to do (``World.at``). A thread sends that note about once a second, with a pulse that counts
 up, to the store through which the ranks found each other. If a note is older than ``--timeout`` seconds, the thread reads the
@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from ..files import printable
 from .checkpoint import newest
 
 __all__ = ["EXIT", "Watchdog"]
@@ -48,7 +49,7 @@ class Note:
     pid: int
     host: str
     pulse: int = 0
-    count: int = 0  # of its notes: equal on two ranks that have come equally far
+    count: int = 0  # of its notes: equal on ranks that have made the same progress
     doing: str = "start"
     seconds: float = 0.0  # since when
     line: str = ""  # of our code
@@ -72,7 +73,7 @@ class Watchdog:
         dist.broadcast_object_list(name)
         patience, address = timedelta(seconds=max(10.0, timeout)), os.environ["MASTER_ADDR"]
         store = dist.TCPStore(address, int(os.environ["MASTER_PORT"]), is_master=False, timeout=patience)
-        self.store = dist.PrefixStore(f"ngpt-{name[0]}", store)  # a connection of its own: training may block in the other
+        self.store = dist.PrefixStore(f"ngpt-{name[0]}", store)  # a separate connection: training may block in the other
         self._send()
         dist.barrier()  # every note is there
         self.notes: dict[int, Note] = {}
@@ -89,10 +90,10 @@ class Watchdog:
         self.note.doing, self.since = doing, time.monotonic()
 
     def close(self, why: str = "") -> None:
-        """This rank leaves: it has finished, or it says why."""
+        """This rank leaves: it has finished, or ``why`` is its error."""
         self.closed.set()
         self.note.ended = why or "it has finished"
-        with contextlib.suppress(RuntimeError):  # the store has gone first
+        with contextlib.suppress(RuntimeError):  # the store is already gone
             self._send()
 
     def _send(self) -> None:
@@ -119,7 +120,7 @@ class Watchdog:
     def _exchange(self) -> None:
         """A thread: this rank's note to the store, and the others' from it."""
         ranks, turn = list(self.notes), 0
-        with contextlib.suppress(RuntimeError):  # the store has gone: ``_judge`` notices
+        with contextlib.suppress(RuntimeError):  # the store is gone: ``_judge`` notices
             while not self.closed.wait(self.interval):
                 self._send()
                 asking, turn = self.dying or self._stuck > self.timeout / 2, turn + 1
@@ -140,7 +141,7 @@ class Watchdog:
         return time.monotonic() - self.since
 
     def _judge(self) -> None:
-        """A thread: ends the process if a rank is late, or if this one was stopped for so long that the others have gone."""
+        """A thread: ends the process if a rank is late, or if this one was stopped for so long that the others are gone."""
         awake = time.monotonic()
         while not self.closed.wait(self.interval):
             slept, awake = time.monotonic() - awake, time.monotonic()
@@ -205,7 +206,7 @@ class Watchdog:
         stacks, last = self.folder / f"stacks-rank-{self.rank:05d}.txt", newest(self.folder)
         action = f"continue from {last} with --resume" if last else "start the run again"
         text = f"ngpt: rank {self.rank} ends, {self._stuck:.0f} s after its last progress: {verdict}. Stacks: {stacks}."
-        text += f" To go on, {action}."
+        text = printable(f"{text} To go on, {action}.")
         with contextlib.suppress(OSError, ValueError), open(stacks, "w") as file:
             print(text, file=file, flush=True)
             faulthandler.dump_traceback(file)

@@ -75,7 +75,7 @@ class World:
             self.watchdog.at(doing)
 
     def close(self, why: str = "") -> None:
-        """Leave the other ranks, because of an error if there is a ``why``."""
+        """Leave the other ranks; ``why`` is the error, if there was one."""
         if self.watchdog is not None:
             self.watchdog.close(why)
         if self.started_here:
@@ -92,15 +92,15 @@ def start(config: TrainConfig) -> World:
     local = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local) if on_cuda else torch.device("cpu")
     if on_cuda and local >= (found := torch.cuda.device_count()):
-        raise ValueError(f"local rank {local} needs a GPU of its own, and this machine has {found}: lower --nproc-per-node.")
+        raise ValueError(f"local rank {local} needs its own GPU, but this machine has {found}: lower --nproc-per-node.")
     if on_cuda:
         torch.cuda.set_device(device)
     world = World(device, rank, size)
     if not dist.is_initialized() and (size > 1 or on_cuda or uses_bf16(config, device) or config.async_save):
         backend = "cuda:nccl,cpu:gloo" if on_cuda else "gloo"
         single: dict = {} if size > 1 else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        patience = timedelta(seconds=2 * config.timeout)  # the watchdog, which says more, ends a run at half of it
-        dist.init_process_group(backend, timeout=patience, **single)
+        # the watchdog, whose message says more, ends a run after half of this time
+        dist.init_process_group(backend, timeout=timedelta(seconds=2 * config.timeout), **single)
         world.started_here = True
     return world
 

@@ -1,4 +1,4 @@
-"""What does a rehearsal read? Windows of documents whose lengths are drawn, where no --data is given.
+"""What does a rehearsal read if no --data is given? Windows of documents with random lengths.
 
 The real ``Loader`` reads it. The tokens are zeros; only the boundaries of the documents matter, and how many of them a window
 holds. Lengths are exponential around the mean, so short documents are the most frequent, as in text from the web.

@@ -1,9 +1,9 @@
-"""How does a real program run on a machine that is not there? Every operator is seen before it runs, and its tensors are fake.
+"""How does a real program run on a machine that does not exist? Every operator is seen first, and its tensors are fake.
 
 Three kinds of tensors appear in a rehearsal:
     of the device      fake tensors: shape, dtype, strides. All that the program makes, unless it is one of the other two.
-    of the host        ordinary tensors: what the loader reads, ``torch.tensor([...])``, and what is made on the device "cpu" by
-                       that name. They are computed for real.
+    of the host        ordinary tensors: what the loader reads, ``torch.tensor([...])``, and what is explicitly made on the
+                       device "cpu". They are computed for real.
     with known values  small fake tensors (router loads, splits of an all-to-all) that carry their values along (values.py)
 
 ``Machine`` is a dispatch mode: it sees every operator below autograd, in the forward pass, in backward and in the optimizer.
@@ -40,7 +40,7 @@ PACKAGE = Path(__file__).parents[2]  # ngpt_core
 _UNSEEN = (str(Path(__file__).parent), str(PACKAGE / "train" / "recompute.py"))
 _PLAIN = (FakeTensor, Tensor, torch.nn.Parameter)
 _FOLLOWED = 4096  # numbers: shorter constants from the host keep their values
-_ASSUMED = 2.0  # a number that the program reads and that nobody knows; above 1, so that a clipped gradient is clipped
+_ASSUMED = 2.0  # stands for an unknown number that the program reads; above 1, so that a clipped gradient is clipped
 
 
 class Call:

@@ -8,8 +8,8 @@ operator: blocks run uncompiled. A collective over n ranks on k nodes, S bytes i
     all_reduce                    twice that
     all_to_all                    the part of S for other nodes over this rank's network card, the rest over NVLink
 
-and a latency. Gathers, scatters and the replicas' all-reduces run beside the computation; what is longer than that, and every
-other collective, is exposed. This is a model, not a measurement.
+and a latency. Gathers, scatters and the replicas' all-reduces run beside the computation; the part that takes longer than it,
+and every other collective, is exposed. This is a model, not a measurement.
 """
 
 import math

@@ -20,14 +20,14 @@ __all__ = ["Axes", "fake_world"]
 def fake_world(size: int, has_group: bool) -> Iterator[World]:
     """This process as rank 0 of ``size`` ranks that do not exist. ``has_group``: a single rank has a process group too."""
     if dist.is_initialized():
-        raise ValueError("a simulation needs a process without a process group: destroy the one that is there first.")
+        raise ValueError("a simulation needs a process without a process group: destroy the existing one first.")
     world = World(torch.device("cpu"), 0, size)
     if size == 1 and not has_group:
         yield world
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-    _forget_meshes()  # of a world that somebody else made
+    _forget_meshes()  # of an earlier world
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         yield world

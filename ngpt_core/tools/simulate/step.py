@@ -1,7 +1,7 @@
-"""How is one training step run on a cluster that is not there, and watched?
+"""How do we run and watch one training step on a cluster that does not exist?
 
 It is the real ``Trainer.step``, on tensors that have shapes but no memory and on ranks that do not exist; this process is rank
-0, the fullest. Nothing is opened on the network, and a GPU that is there is not touched. ``_Watch`` names the phase and the
+0, the fullest. No network connection is opened, and a real GPU is not touched. ``Watch`` names the phase and the
 block of every operator; ``Memory`` and ``Meter`` add them up.
 
 What this cannot see: the allocator's fragments, NCCL's buffers, the workspaces of library kernels. ``ngpt plan`` keeps a
@@ -52,8 +52,8 @@ def simulate_for(
     kernels: str = "cuda",
     document_length: int = 2000,
 ) -> Result:
-    """``simulate`` from a user's settings, those of ``ngpt train``. A full-size model without any setting of the layout has the
-    one that ``ngpt plan`` chooses."""
+    """``simulate`` from a user's settings, those of ``ngpt train``. A full-size model without any layout setting gets the
+    layout that ``ngpt plan`` chooses."""
     from ..layout import LAYOUT, fastest  # imports the simulator
 
     model = model_config(model_settings)

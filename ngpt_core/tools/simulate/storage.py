@@ -71,7 +71,7 @@ class Memory:
         self._resize(key, size)
 
     def move(self, tensors: Iterable[Tensor], kind: str) -> None:
-        """These tensors are of another kind than was thought."""
+        """These tensors turn out to be of another kind."""
         for x in tensors:
             held = self._held.get(x.untyped_storage()._cdata)
             if held is None:

@@ -7,7 +7,7 @@ returns get values by assumption, and every operator on small tensors whose valu
     skewed      the load falls linearly from twice the mean (expert 0) to zero; rank 0, which is simulated, has the fullest
                 experts under expert parallelism
 
-Other ranks are assumed to route as this one does: what a rank receives of each peer is what it sends to itself.
+Other ranks are assumed to route as this one does: what a rank receives from each peer is what it sends to itself.
 """
 
 from typing import Any
@@ -45,9 +45,8 @@ class Values:
     def __init__(self, routing: str, rank: int = 0) -> None:
         self.routing, self.rank = routing, rank
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # fake tensor -> real tensor
-        self._changed: dict[
-            int, Tensor
-        ] = {}  # by storage: values that were overwritten with unknown ones (kept: no address is used twice)
+        # by storage: values that were overwritten with unknown ones (kept, so that no address is used twice)
+        self._changed: dict[int, Tensor] = {}
 
     def get(self, x: Tensor) -> Tensor | None:
         """The values of x, if they are known."""
