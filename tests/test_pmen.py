@@ -47,7 +47,8 @@ def test_the_step_profile_includes_its_threshold_and_tau_zero_means_exactly_zero
 
 def test_a_threshold_above_one_is_one_of_the_root_too():
     """v = 3 is below it, since sqrt(v) < 2."""
-    moved = pmen.add(torch.zeros(2, 4), 1.0, torch.full((2, 4), 3.0), ng.PMEN(tau=2.0), 7, 1, lambda: torch.arange(8).view(2, 4))
+    v, places = torch.full((2, 4), 3.0), torch.arange(8).view(2, 4)
+    moved = pmen.add(torch.zeros(2, 4), 1.0, v, ng.PMEN(tau=2.0), 7, 1, lambda: places)
     assert (moved.abs() == 1).all()
 
 
