@@ -91,6 +91,9 @@ EQUIVALENT = {
     "auto_gate._counts: 16 -> 17": "the same",
     "auto_gate._counts: 1 -> 2 (2)": "how many coordinates are counted at a time",
     "auto_gate._counts: 20 -> 21": "the same",
+    "pmen: 'setting.profile == \"step\" and not isinstance' -> 'not isinstance'": (
+        "no profile increases, so the vectors that are left out would have no noise with the smooth one either"
+    ),
     "smgc.clipped: 10000.0 -> 15000.0": "at either number expm1 is -1",
     "sphere.cap_angle: torch.atan2(length, along) > max_angle -> torch.atan2(length, along) >= max_angle": "the same",
     "sphere.polar: length > 4 * torch.finfo(uu.dtype).eps * dd.sqrt() -> length >= 4 * torch.finfo(uu.dtype).eps * dd.sqrt()": (
