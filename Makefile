@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export JUPYTER_PLATFORM_DIRS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup peers address dist book serve demo test test-all soak unit nbval notebooks lint format clean
+.PHONY: help setup same-python peers address dist book pdf serve demo test test-all soak unit nbval notebooks lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test       set up, run the whole suite: units, notebooks (nbval), pages, browser"
 	@echo "make test-all   the same with the slow tests (kernels in an interpreter, soaks)"
 	@echo "make soak       crash, damage and fuzz everything for up to an hour; stores tests/faults/results.json"
+	@echo "make pdf        print the whole book to _build/training-ngpt.pdf (needs Chromium)"
 	@echo "make demo       train GPT and nGPT side by side for about two minutes and compare them"
 	@echo "make serve      serve the built book on localhost"
 	@echo "make notebooks  execute every notebook and store its outputs"
@@ -31,8 +32,13 @@ help:
 
 setup: $(READY)
 
+# An environment keeps its Python: who asks for another one must not get the old one in silence.
+same-python:
+	@if [ -e $(READY) ] && [ "$(origin PYTHON)" != file ] && [ "$$($(PYTHON) -V 2>&1)" != "$$($(BIN)/python -V 2>&1)" ]; then \
+	  echo "make: .venv was made with $$($(BIN)/python -V 2>&1), and '$(PYTHON)' is another Python. To make .venv again: rm -r .venv; to keep it, leave PYTHON= out"; exit 1; fi
+
 # .ready is written last: a .venv without it is incomplete and is rebuilt.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt | same-python
 	@$(PYTHON) -c "import sys" 2>/dev/null || { echo "make: '$(PYTHON)' was not found. Install Python 3.10, 3.11, 3.12 or 3.13, or give its path: make PYTHON=/path/to/python3.12"; exit 1; }
 	@$(PYTHON) -c "import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))" || { echo "make: Python 3.10, 3.11, 3.12 or 3.13 is required, but '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Choose another: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c "import venv, ensurepip" 2>/dev/null || { echo "make: this Python cannot create virtual environments. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
@@ -59,6 +65,10 @@ serve: $(READY)
 	@test -e $(HTML)/index.html || { echo "make: nothing is built yet. Run first: make book"; exit 1; }
 	@echo "serve: http://localhost:8000 (Ctrl-C stops it)"
 	@$(BIN)/python -m http.server 8000 --bind 127.0.0.1 --directory $(HTML)
+
+pdf: $(READY)
+	@test -e $(HTML)/intro.html || $(MAKE) -s book
+	@$(BIN)/python -m ngpt_book.printed.whole $(HTML) _build/training-ngpt.pdf
 
 demo: $(READY)
 	@$(BIN)/ngpt demo --out runs/demo

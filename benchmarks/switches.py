@@ -32,15 +32,20 @@ SWITCHES: dict[str, tuple[dict, dict, dict]] = {
     "default": ({}, {}, {}),
     "eps_gate: median": ({}, {}, {"eps_gate": ng.AutoGate(0.5, every=20)}),
     "eps_gate: 90% quantile": ({}, {}, {"eps_gate": ng.AutoGate(0.9, every=20)}),
+    "eps_gate: median, C doubled": ({}, {}, {"eps_gate": ng.AutoGate(0.5, every=20), "C": 0.48}),
+    "C doubled": ({}, {}, {"C": 0.48}),
     "eps_gate: function, 1e-6 to 1e-8": ({}, {}, {"eps_gate": lambda t, group: 10 ** -(6 + 2 * min(1.0, t / 100))}),
     "transport: project": ({}, {}, {"transport": "project"}),
     "transport: parallel": ({}, {}, {"transport": "parallel"}),
     "PMEN: input embedding only": ({}, {}, {"pmen_embeddings": (True, False)}),
     "PMEN: output embedding only": ({}, {}, {"pmen_embeddings": (False, True)}),
     "PMEN: embeddings with tau = 0": ({}, {}, {"pmen_embeddings": ng.PMEN(tau=0.0)}),
+    "PMEN: tau = 0": ({}, {}, {"pmen": ng.PMEN(tau=0.0)}),
     "warmup: alpha of Mamba too": ({}, {}, {"warmup": "group", "lines": WARM}),
     "warmup: the paper's": ({}, {}, {"warmup": "group"}),
+    "warmup: one for all, then decay": ({}, {}, {"warmup": "before"}),
     "dt unscaled": ({"scale_dt": False}, {}, {}),
+    "vectors s_mamba and s_moe": ({"vector_s_mamba": True, "vector_s_moe": True}, {}, {}),
     "q = 0.5, positive s_z": ({"lgp_q": 0.5}, {}, {}),
     "q = 0.5, power form": ({"lgp_q": 0.5, "lgp_form": "power"}, {}, {}),
     "rule: nugpt, rates only": ({}, {"rule": "nugpt"}, {}),
@@ -87,7 +92,7 @@ def cost(rounds: int) -> dict[str, float]:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 p.grad = 1e-3 * torch.randn_like(p)
-        steps[name] = optimizer.step
+        steps[name] = lambda optimizer=optimizer: optimizer.step()  # the schedule's wrapper of step holds no optimizer
     seconds = interleaved({name: lambda step=step: [step() for _ in range(20)] for name, step in steps.items()}, rounds)
     return {name: round(ratio(seconds, name, "default"), 3) for name in steps}
 

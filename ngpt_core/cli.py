@@ -222,7 +222,7 @@ def _export(args: argparse.Namespace) -> int:
     from .hf.export import export
 
     try:
-        print(export(args.run, args.folder, args.tokenizer))
+        print(printable(str(export(args.run, args.folder, args.tokenizer))))
     except ImportError as error:
         raise ValueError(str(error)) from None
     return 0
@@ -401,7 +401,7 @@ def _plan(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from .tools.report import write_report
 
-    print(write_report(args.runs, args.out))
+    print(printable(write_report(args.runs, args.out)))
     return 0
 
 

@@ -209,7 +209,7 @@ class ModelConfig:
             raise ValueError(f"A config must be a dictionary of fields, as returned by ModelConfig.to_dict; got {data!r}.")
         values: dict[str, Any] = dict(data)
         version = values.pop("format", None)
-        if version != FORMAT:
+        if not isinstance(version, int) or version != FORMAT:
             raise ValueError(f"This version reads configs of format {FORMAT}; got {version!r}. Use the version that wrote it.")
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):

@@ -268,10 +268,11 @@ def test_every_branch_of_cuda_is_in_the_table():
 def test_chapters_are_numbered_and_the_appendix_is_not():
     first, chapters, appendix = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())["parts"]
     files = [entry["file"] for entry in chapters["chapters"]]
-    assert chapters["numbered"] and [int(f[:2]) for f in files] == list(range(1, 13))
+    assert chapters["numbered"] == 1 and [int(f[:2]) for f in files] == list(range(1, 14))
+    assert all(page["file"][:2] == entry["file"][:2] for entry in chapters["chapters"] for page in entry.get("sections", ()))
     assert [entry["file"] for entry in first["chapters"]] == ["look_inside"] and "numbered" not in first
     assert "numbered" not in appendix
-    pages = ["notation", "architecture", "api", "promise", "gpu", "glossary", "references", "changelog"]
+    pages = ["recipe_card", "notation", "architecture", "api", "promise", "gpu", "glossary", "references", "changelog"]
     assert [entry["file"] for entry in appendix["chapters"]] == pages
 
 

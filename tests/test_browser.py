@@ -28,6 +28,7 @@ from selenium.webdriver import ActionChains, Keys
 from ngpt_book import Explorer, Slider
 from ngpt_book.explorer import page
 from ngpt_book.explorer.svg.space import Space
+from ngpt_book.printed.whole import order
 from ngpt_book.sphinx import plotly_part
 
 pytestmark = pytest.mark.browser
@@ -37,13 +38,7 @@ FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run -
     --hide-scrollbars --window-size=1200,1000""".split()
 
 
-def toc() -> list[str]:
-    tree = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
-    parts = [tree, *tree.get("parts", [])]
-    return [tree["root"], *(chapter["file"] for part in parts for chapter in part.get("chapters", []))]
-
-
-PAGES = toc()
+PAGES = [name for _, part in order(yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())) for name in part]
 
 ALIVE = "e.dataset.state === 'live' && e.querySelector('.ngx-plot')._fullLayout && e.querySelector('.ngx-plot svg')"
 SEEN = """return [...document.querySelectorAll('.ngx')].map(e => ['.ngx-still svg', '.ngx-plot', '.ngx-panel']
@@ -211,6 +206,10 @@ def test_a_page_logs_nothing_and_asks_no_other_host(browser, address, chapter):
     if browser.js("return !!document.querySelector('.math')"):
         formulas = "document.querySelectorAll('.math mjx-container mjx-assistive-mml math').length"
         assert browser.js(f"return {formulas} === document.querySelectorAll('.math').length")
+
+
+def test_a_page_has_one_title(browser, chapter):
+    assert len(browser.find("h1")) == 1
 
 
 def test_every_slider_and_figure_has_a_name_for_screen_readers(browser, chapter):

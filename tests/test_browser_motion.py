@@ -112,7 +112,7 @@ def test_the_page_draws_what_python_draws(browser, page):
         for (_, _, a), (_, _, b) in zip(drawn, wanted):
             a, b = ([float(x) for x in re.split(r"[ ,]+", text.strip()) if x] for text in (a, b))
             assert len(a) == len(b) and all(abs(x - y) < 0.11 for x, y in zip(a, b)), (at, a[:6], b[:6])
-        assert browser.find(".ngm-words")[0].text == made.words[at]
+        assert browser.find(".ngm-words")[0].text == made.words[at].replace("s_z", "sz")  # the z is an index
 
 
 def test_nothing_is_wider_than_the_screen_and_everything_has_a_name(browser, page):
@@ -311,7 +311,7 @@ def test_without_javascript_the_last_frame_is_there_and_no_dead_button(browser, 
 
 
 # ---- the book --------------------------------------------------------------------------------------------------------
-CHAPTERS = ("03_lgp", "05_gated_adamw", "06_geometry", "08_mamba_moe", "09_whole_recipe", "11_train_for_real")
+CHAPTERS = ("03_lgp", "05_gated_adamw", "06_geometry", "08_experts", "09_whole_recipe", "11_train_for_real")
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

@@ -9,7 +9,7 @@ browser, site, address = test_browser.browser, test_browser.site, test_browser.a
 COMPLETE = {  # page -> symbols with all three: an equation, a slider, a line of code
     "01_hypersphere": {"α"}, "02_scaling": {"s_qk"}, "03_lgp": {"q"}, "04_log_decay": {"ρ", "r"},
     "05_gated_adamw": {"a", "ε_gate", "ε_num"}, "06_geometry": {"θ_max"}, "07_spikes_and_silence": {"R", "b", "τ_v", "λ_noise"},
-    "08_mamba_moe": {"A", "k", "s_mamba", "Δ"}, "12_your_own_trainer": {"a", "ε_gate"},
+    "08_mamba2": {"A", "s_mamba", "Δ"}, "08_experts": {"k"}, "12_your_own_trainer": {"a", "ε_gate"},
 }  # fmt: skip
 PLACES = {"equation": "div.math", "slider": ".ngx-row", "code": "div.highlight .ngs-line"}
 READY = "return document.readyState === 'complete' && !!document.querySelector('.ngs-tip')"

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -15,13 +16,14 @@ import time
 import warnings
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from runs import SMALL, TINY, losses, new_run
 
 import ngpt_core as ng
 from ngpt_core.cli import main
-from ngpt_core.seal import Damaged, read_sealed, write_sealed
+from ngpt_core.seal import Damaged, entry, read_sealed, write_sealed
 from ngpt_core.train import checkpoint, loop, storage, trainer
 from ngpt_core.train.config import TrainConfig, recipe_numbers
 from ngpt_core.train.folder import take
@@ -565,6 +567,55 @@ def test_missing_moments_are_an_error_and_not_a_fresh_start(straight, capsys):
         write_sealed(path / "state.json", state)
     assert main(["train", f"--out={straight}", "--resume"]) == 1
     assert "it has no optimizer.exp_avg." in capsys.readouterr().err
+
+
+def _edit(path, file, change) -> None:
+    """Change the numbers of one file of a checkpoint, and make its seal fit."""
+    tensors = safetensors.torch.load_file(path / file)
+    change(tensors)
+    safetensors.torch.save_file(tensors, path / file)
+    state, _ = read_sealed(path / "state.json")
+    write_sealed(path / "state.json", state | {"files": state["files"] | {file: entry(path / file)}})
+
+
+IMPOSSIBLE = {
+    "exp_avg.head.weight@0,0": (math.nan, "finite numbers"),
+    "exp_avg_sq.head.weight@0,0": (-1.0, "squares"),
+    "step.head.weight@": (7.0, "it has 7 updates of head.weight, and the run made 6"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_an_optimizers_state_that_no_run_leaves_behind_is_damage(straight, capsys, name):
+    value, why = IMPOSSIBLE[name]
+    shutil.rmtree(straight / "export")
+    path = straight / "checkpoints" / "step-00000006"
+    _edit(path, "optimizer-00000.safetensors", lambda tensors: tensors[f"optimizer.{name}"].view(-1)[:1].fill_(value))
+    assert main(["train", f"--out={straight}", "--resume"]) == 0
+    told = capsys.readouterr().err
+    assert why in told and "It is set aside as damaged-step-00000006" in told
+
+
+@pytest.mark.parametrize(
+    "parts, whole",
+    [
+        ([((0, 0), (4, 6))], True),
+        ([((0, 0), (1, 2)), ((0, 2), (1, 4)), ((1, 0), (3, 2)), ((1, 2), (3, 4))], True),
+        ([((0, 0), (4, 6)), ((4, 0), (0, 6))], True),  # the second rank has nothing
+        ([((0, 0), (2, 6)), ((1, 0), (2, 6))], False),  # as many numbers as the tensor, and the last row is missing
+        ([((0, 0), (2, 6)), ((2, 0), (1, 6))], False),
+        ([((0, 0), (4, 6)), ((0, 0), (4, 6))], False),
+        ([((0, 0), (5, 6))], False),
+        ([((0,), (24,))], False),
+        ([((0, 0), (1, 2)), ((0, 2), (1, 4)), ((1, 0), (3, 2))], False),
+        ([], False),
+    ],
+)
+def test_the_parts_of_a_tensor_fill_it_and_do_not_overlap(tmp_path, parts, whole):
+    about = {"dtype": "F32", "shape": [4, 6], "parts": [["a.safetensors", *map(list, part)] for part in parts]}
+    (tmp_path / "index.json").write_text(json.dumps({"w": about}))
+    with contextlib.nullcontext() if whole else pytest.raises(ValueError, match="does not have all of w"):
+        assert set(storage.read_index(tmp_path, {"a.safetensors": {"bytes": 1000, "sha256": ""}})) == {"w"}
 
 
 def test_a_config_that_was_edited_is_not_blamed_on_the_checkpoint(straight):

@@ -1,16 +1,19 @@
 """What a GPU runs, here: every kind of block with CUDA's branches as one graph, and the residual step in float32."""
 
+import importlib.util
 import warnings
 
 import pytest
 import torch
 from cuda_twins import cuda_twins
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ngpt_core as ng
 from ngpt_core import sphere
-from ngpt_core.nn import attention
+from ngpt_core.nn import attention, ssd
 from ngpt_core.nn.documents import pack
 from ngpt_core.nn.residual import Residual
+from ngpt_core.train import recompute
 from ngpt_core.train.recompute import recomputed
 
 PATTERN = "M*E-"
@@ -51,6 +54,90 @@ def test_every_kind_of_block_with_cudas_branches_is_one_graph(model, at, how, mo
         assert (x is None) == (y is None)
         if x is not None:
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()) + 1e-7)
+
+
+@pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
+@pytest.mark.filterwarnings("ignore:.* is not installed")
+@pytest.mark.parametrize(
+    ("at", "installed"), [(0, True), (0, False), (1, True)], ids=["mamba", "mamba, no kernels", "attention"]
+)
+def test_what_a_block_asks_about_its_gpu_does_not_cut_the_graph(at, installed, monkeypatch):
+    """A rehearsal takes kernels for granted. A real run looks for packages and asks for the card's capability."""
+    torch.manual_seed(1)
+    block = ng.LanguageModel(ng.preset("pico", pattern=PATTERN, ff=64)).bfloat16().blocks[at]
+    h = sphere.random(2, 64, block.mixer.config.d_model).bfloat16()
+    documents, find = torch.tensor([[0] * 9 + [1] * 55, [0] * 30 + [2] * 34]), importlib.util.find_spec
+    there = lambda name, *_: ("found" if installed else None) if name in ("mamba_ssm", "causal_conv1d") else find(name, *_)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", there)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    for module in (ssd, attention):
+        monkeypatch.setattr(module, "rehearsing", lambda: False)
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    torch._dynamo.reset()
+    ssd._missing.cache_clear()
+    try:
+        with cuda_twins(), torch.no_grad():
+            packed = pack(documents)
+            found = torch.compile(block.forward, fullgraph=True, backend=backend)(h, packed, None)[0]
+            torch.testing.assert_close(found, block.forward(h, packed, None)[0])
+    finally:
+        ssd._missing.cache_clear()
+    kernels = {0: ("conv_kernel", "ssd_kernels"), 1: ("_varlen_attn",)}[at]
+    assert all(any(kernel in target for target in seen) == installed for kernel in kernels)
+
+
+def kept(forward, block, h, documents):
+    """Bytes that a forward pass keeps for the backward pass, besides its input and the weights."""
+    found, given = {}, {x.untyped_storage()._cdata for x in (h, *block.parameters())}
+
+    def pack(x):
+        found[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        forward(h, documents, None)
+    return sum(size for key, size in found.items() if key not in given)
+
+
+class Products(TorchDispatchMode):
+    """Adds up the bytes of the results that selective checkpointing keeps."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if recompute._is_product(func):
+            self.size += sum(x.nbytes for x in (out if isinstance(out, tuple) else [out]))
+        return out
+
+
+@pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
+@pytest.mark.parametrize(
+    ("at", "how"),
+    [(0, "selective"), (1, "selective"), (2, "selective"), (3, "full")],
+    ids=["mamba, selective", "attention, selective", "moe, selective", "mlp, recomputed"],
+)
+def test_compiled_blocks_keep_no_more_than_their_checkpointing_says(model, at, how, monkeypatch):
+    """With the partitioner that a GPU's compiler uses. (It kept everything once, since torch's modes saw only products.)"""
+    if not model.config.normalized:
+        pytest.skip("recomputing does not depend on the residual")
+    monkeypatch.setattr(attention, "_takes_varlen", lambda *_: True)
+    block, documents = model.blocks[at], torch.tensor([[0] * 9 + [1] * 55, [0] * 30 + [2] * 34])
+    h = sphere.random(2, 64, model.config.d_model).requires_grad_()
+    torch._dynamo.reset()
+    with cuda_twins(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        packed = pack(documents)
+        with Products() as products:
+            block.forward(h, packed, None)
+        compiled = torch.compile(recomputed(block.forward, how), fullgraph=True, backend="aot_eager_decomp_partition")
+        found, most = kept(compiled, block, h, packed), 1024 + (products.size if how == "selective" else 0)
+        assert found <= most < 0.75 * kept(block.forward, block, h, packed)
 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["attention", "moe"])

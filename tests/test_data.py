@@ -891,6 +891,8 @@ def test_what_a_gpu_s_stream_copies_is_waited_for_and_kept_until_it_was_used(cor
     log, kept = [], []
 
     class Stream:
+        device = torch.device("cuda", 3)
+
         def record_event(self):
             log.append("copied")
             return "event"
@@ -907,9 +909,12 @@ def test_what_a_gpu_s_stream_copies_is_waited_for_and_kept_until_it_was_used(cor
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: kept.append(id(x)))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: log.append("pinned") or x)
+    devices = []  # of the thread: without this it would open a context on GPU 0
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: devices.append((threading.current_thread().name, device)))
     feed = Feed(Loader([(corpus, 1.0)], 4, 16), 2, torch.device("cpu"), True)
     feed.stream = Stream()
     fed = feed.next()
     feed.coming[1].result()
     assert sorted(log) == sorted(2 * ["pinned", "pinned", "pinned", "begin", "copied"] + ["wait for event"])
     assert log.index("copied") < log.index("wait for event") and kept == [id(x) for x in fed.tensors()]
+    assert devices == [("ngpt-feed_0", Stream.device)]

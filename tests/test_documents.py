@@ -82,6 +82,7 @@ def test_half_precision_takes_the_kernel_and_stays_close():
         (True, torch.bfloat16, 8, "install torch 2.12"),
         (False, torch.float32, 8, "--precision bf16"),
         (False, torch.bfloat16, 264, "up to 256"),
+        (False, torch.bfloat16, 12, "multiple of 8"),
     ],
 )
 def test_where_the_kernel_is_missing_the_mask_takes_over_with_one_warning(monkeypatch, old, dtype, head_dim, reason):

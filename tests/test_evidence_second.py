@@ -183,6 +183,14 @@ def test_a_comparison_is_read_from_the_table(second):
     assert group == "context-128.ngpt" and whole.mean == pytest.approx(law(1.0, 1.5)) and whole.n == 2
     assert ratio.ratio == pytest.approx(1 / 1.5, rel=1e-3)
     assert second.verdict.baseline("peers.muon") == "context-512.gpt"
+    found = second.verdict.summary(rows, plan.plan())
+    (shown,) = found["comparisons"]
+    assert (found["finished"], found["planned"]) == (len(rows), len(plan.plan()))
+    assert (shown["context"], shown["model"], shown["ratio"]) == (128, "hybrid-0.5M", ratio.ratio)
+    assert (
+        shown["tokens_per_parameter"] == pytest.approx(shown["tokens"] / shown["active"]) and shown["difference"] == whole.mean
+    )
+    assert second.verdict.summary({}, plan.plan())["comparisons"] == []
 
 
 # ---- peers -----------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def test_chapter_7_rejects_noise_with_a_mistake(wrong):
 def test_chapter_8_rejects_a_decay_without_a_gradient(capsys):
     """With the mask after exp, the values are right, but the gradient is NaN where exp overflows."""
     mamba_moe = pytest.importorskip("ngpt_book.figures.mamba_moe")
-    found = stub_cell("08_mamba_moe", "my_decay", mamba_moe=mamba_moe)
+    found = stub_cell("08_mamba2", "my_decay", mamba_moe=mamba_moe)
 
     def masked_behind(dt, A):
         log_a = (dt * A).cumsum(0)

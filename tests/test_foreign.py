@@ -1,5 +1,6 @@
 """Other people's models: which axis recipe.groups_for finds in a Llama, a GPT-2, a ViT, what it refuses, and that it trains."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 import ngpt_core as ng
 from ngpt_core import recipe
+from ngpt_core.hf.convert import _table as conversion
 
 LLAMA = {
     "embed_tokens": -1, "q_proj": -1, "k_proj": -1, "v_proj": -1, "o_proj": 0, "gate_proj": -1, "up_proj": -1, "down_proj": 0,
@@ -26,6 +28,10 @@ MIXTRAL = {**LLAMA, "mlp.gate": -1, "gate_up_proj": -1, "experts.down_proj": -2}
 TIMM = {
     "cls_token": None, "pos_embed": None, "patch_embed.proj": 0, "qkv": -1, "attn.proj": 0, "fc1": -1, "fc2": 0, "norm": None,
     "norm1": None, "norm2": None, "head": -1,
+}  # fmt: skip
+NEOX = {
+    "embed_in": -1, "query_key_value": -1, "attention.dense": 0, "dense_h_to_4h": -1, "dense_4h_to_h": 0, "embed_out": -1,
+    "lm_head": -1, "input_layernorm": None, "post_attention_layernorm": None, "final_layer_norm": None,
 }  # fmt: skip
 
 
@@ -65,6 +71,12 @@ def made(name: str, **sizes) -> nn.Module:
         "Qwen3": ("Qwen3ForCausalLM", common | words | {"head_dim": 8}),
         "Mixtral": ("MixtralForCausalLM", common | words | {"num_local_experts": 4}),
         "GPT2": ("GPT2LMHeadModel", dict(vocab_size=40, n_positions=16, n_embd=32, n_layer=2, n_head=4, bos_token_id=0)),
+        "Gemma3": ("Gemma3ForCausalLM", common | words | {"head_dim": 8}),
+        "GPTNeoX": ("GPTNeoXForCausalLM", common | {"vocab_size": 40}),
+        "Mamba2": (
+            "Mamba2ForCausalLM",
+            dict(hidden_size=32, num_heads=8, head_dim=8, state_size=8, n_groups=2, num_hidden_layers=1, vocab_size=40),
+        ),
         "ViT": ("ViTForImageClassification", common | {"image_size": 16, "patch_size": 8}),
     }
     model, options = kinds[name]
@@ -82,7 +94,7 @@ def expected(table: dict, name: str) -> int | None:
 
 MODELS = {
     "Llama": LLAMA, "Mistral": LLAMA, "Qwen2": LLAMA, "Qwen3": LLAMA, "Mixtral": MIXTRAL, "GPT2": GPT2, "ViT": VIT,
-    "TimmViT": TIMM,
+    "TimmViT": TIMM, "GPTNeoX": NEOX,
 }  # fmt: skip
 
 
@@ -129,6 +141,30 @@ def test_rates_warmups_caps_and_noise_are_the_recipes():
     }
     assert warm["in_proj"] == warm["A_log"] == warm["dt_bias"] == warm["conv1d"] == 0.1
     assert warm["out_proj"] == warm["embeddings"] == warm["up_proj"] == 0.0
+
+
+def test_only_mambas_own_layer_is_warmed_up_and_any_kind_of_embedding_is_one():
+    warm = {row.name.removeprefix("backbone."): row.warmup for row in recipe.groups_for(made("Mamba2")).rows}
+    mixer = {name for name in warm if ".mixer." in name and "out_proj" not in name}
+    assert {name for name, share in warm.items() if share} == mixer and "layers.0.mixer.A_log" in mixer
+    (tied,) = [row for row in recipe.groups_for(made("Gemma3")).rows if "embed_tokens" in row.name]  # its own class
+    assert tied.unit_dim == -1 and tied.cap is None
+
+
+@pytest.mark.parametrize("options", [{}, dict(vector_s_moe=True, s_u_per_expert=True, C=0.12)], ids=["", "vectors"])
+def test_an_ngpt_in_transformers_is_trained_like_the_same_model_here(options):
+    model = ng.LanguageModel(dataclasses.replace(ng.preset("pico"), pattern="ME*-", ff=64, activation="swiglu", **options))
+    pytest.importorskip("transformers")
+    theirs = ng.hf.to_transformers(model)
+    names = {mine: name for mine, name, *_ in conversion(model.config.pattern)}
+    found = {row.name: row for row in recipe.groups_for(theirs).rows}
+    ours = recipe.table(model)
+    assert found.keys() == {names[row.name] for row in ours}
+    for row in ours:
+        other = found[names[row.name]]
+        for field in ("lr", "warmup", "a", "cap", "pmen", "weight_decay"):
+            assert getattr(other, field) == getattr(row, field), (row.name, field)
+        assert (other.unit_dim is None) == (row.unit_dim is None), row.name
 
 
 def test_it_prints_as_a_table_with_the_reasons():

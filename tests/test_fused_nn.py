@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ngpt_core as ng
 from ngpt_core import native, sphere
-from ngpt_core.nn import fused, grouped, mamba2, mamba2_cpu, mlp, moe, rows_cpu
+from ngpt_core.nn import attention, fused, grouped, mamba2, mamba2_cpu, mlp, moe, rows_cpu
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler on this machine")
 pytestmark = needs_compiler
@@ -144,6 +144,35 @@ def test_the_row_kernels_are_their_plain_forms(shape, seed):
     assert_twins(rows_cpu.norm, lambda x, w: sphere.unit(x) * w, (x, w))
     assert_twins(lambda *a: rows_cpu.norm(*a, 0.1), lambda x, w: torch.nn.functional.rms_norm(x, (d,), w, 0.1), (x, w))
     assert_twins(rows_cpu.relu2, mlp.relu2, (torch.randn(shape),))
+    assert_twins(rows_cpu.swiglu, mlp.swiglu, (4 * torch.randn(shape), 4 * torch.randn(shape)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(shape=SHAPES, heads=st.integers(1, 3), layout=st.sampled_from(["tokens", "heads", "gaps"]), start=st.integers(0, 9))
+def test_the_rotation_in_every_order_of_memory_is_its_plain_form(shape, heads, layout, start):
+    """Queries come as tokens before heads; gaps are what a slice of a larger tensor has."""
+    B, T, half = shape
+    x = torch.randn(B, heads, T, 2 * half)
+    arranged = {
+        "heads": lambda x: x.contiguous(),
+        "tokens": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        "gaps": lambda x: torch.cat((x, x), -1)[..., : 2 * half],
+    }[layout]
+
+    def kernel(x):
+        return rows_cpu.rotate(arranged(x), attention.rope_table(x.detach(), 1e4, start))
+
+    assert_twins(kernel, lambda x: attention.rotate(arranged(x), 1e4, start), (x,))
+    y = rows_cpu.rotate(arranged(x), attention.rope_table(x, 1e4, start))
+    assert y.stride() == arranged(x).stride() or layout == "gaps"
+
+
+@pytest.mark.parametrize("v", [-1e4, -100.0, 100.0, 1e4])
+def test_the_gate_of_swiglu_saturates_as_in_its_plain_form(v):
+    u, v = torch.linspace(-2, 2, 21), torch.full((21,), v)
+    assert_twins(rows_cpu.swiglu, lambda u, v: u * torch.nn.functional.silu(v), (u, v))
+    u[3] = v[7] = torch.nan
+    assert rows_cpu.swiglu(u, v).isnan().nonzero().flatten().tolist() == [3, 7]
 
 
 @pytest.mark.parametrize("way", ["none", "vector", "matrix"])
@@ -206,7 +235,7 @@ def test_a_row_of_zeros_has_the_finite_gradient_of_the_plain_form():
         assert_twins(kernel_, plain_, inputs)
 
 
-@pytest.mark.parametrize("operator", ["step", "norm", "relu2"])
+@pytest.mark.parametrize("operator", ["step", "norm", "relu2", "swiglu", "rotate"])
 def test_second_derivatives_of_the_row_kernels_are_those_of_the_plain_form(operator):
     torch.manual_seed(0)
     f, w = torch.randn(5, 7), torch.rand(7)
@@ -214,6 +243,8 @@ def test_second_derivatives_of_the_row_kernels_are_those_of_the_plain_form(opera
         "step": (lambda x: rows_cpu.step(x, f, w), lambda x: sphere.step(x, sphere.unit(f.to(x)), w.to(x))),
         "norm": (lambda x: rows_cpu.norm(x, w), lambda x: sphere.unit(x) * w.to(x)),
         "relu2": (rows_cpu.relu2, mlp.relu2),
+        "swiglu": (lambda x: rows_cpu.swiglu(f, x), lambda x: f.to(x) * torch.nn.functional.silu(x)),
+        "rotate": (lambda x: _rotate(x[:, :6]), lambda x: attention.rotate(x[:, :6], 1e4, 2)),
     }[operator]
     results = []
     for function, dtype in zip(twins, (torch.float32, torch.float64)):
@@ -241,6 +272,10 @@ def test_threads_change_no_bit_of_the_row_kernels():
     assert torch.equal(*results)
 
 
+def _rotate(x):
+    return rows_cpu.rotate(x, attention.rope_table(x.detach(), 1e4, 2))
+
+
 def _expert_gradients():
     chosen = torch.tensor([[0, 2], [2, 3], [0, 3]])  # expert 1 has no tokens
     order, counts = grouped.sort_by_expert(chosen)[0], chosen.flatten().bincount(minlength=4)
@@ -258,6 +293,8 @@ HAND_WRITTEN = {
     "norm": lambda: (rows_cpu.norm, (torch.randn(3, 5), torch.rand(5))),
     "rms norm": lambda: ((lambda *a: rows_cpu.norm(*a, 0.1)), (torch.randn(3, 5), torch.rand(5))),
     "relu2": lambda: (rows_cpu.relu2, (torch.randn(3, 5),)),
+    "swiglu": lambda: (rows_cpu.swiglu, (torch.randn(3, 5), torch.randn(3, 5))),
+    "rotate": lambda: (_rotate, (torch.randn(2, 3, 6),)),
     "experts": _expert_gradients,
     "inside": _inside_gradients,
 }

@@ -571,11 +571,11 @@ def test_without_a_unit_dim_the_geometry_is_ignored():
 
 
 BAD = {
-    "lr": [-1e-3, math.nan, math.inf, torch.tensor([1.0, 2.0]), "1e-3", None],
+    "lr": [-1e-3, math.nan, math.inf, torch.tensor([1.0, 2.0]), "1e-3", None, 10**400],
     "betas": [(1.0, 0.9), (0.9, -0.1), (0.9,), (0.9, math.nan), 0.9, ("0.9", 0.9)],
     "eps_gate": [0.0, -1e-8, 1e-46, math.inf, math.nan, "1e-8", torch.ones(2)],
     "transport": ["riemann", True], "eps_num": [-1e-14, None], "a": [0.0, -1.0, math.nan, "0.5", True],
-    "weight_decay": [-0.1, None], "decay": ["both"], "cap": [-0.1, math.nan, "1 degree"], "smgc": [True, dict(R=2)],
+    "weight_decay": [-0.1, None], "decay": ["both"], "cap": [-0.1, math.nan, "1 degree", 10**400], "smgc": [True, dict(R=2)],
     "pmen": [10.0], "unit_dim": [2, -3, 1.0, True], "nonfinite": ["ignore"], "tangent": [None, "no"], "maximize": [1],
     "capturable": [None], "foreach": ["yes"], "fused": ["cuda"],
 }  # fmt: skip
@@ -593,6 +593,41 @@ def test_a_bad_value_is_refused_by_name_and_changes_nothing(name, value):
         with pytest.raises(ValueError, match=name):
             optimizer.add_param_group({"params": [p], "unit_dim": -1} | {name: value})
         assert len(optimizer.param_groups) == 1 and torch.equal(p.detach(), before)
+
+
+@pytest.mark.parametrize("name, value", [(k, v) for k, values in BAD.items() for v in values], ids=lambda x: str(x)[:20])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_bad_value_that_is_written_between_steps_is_refused_and_changes_nothing(name, value, steps):
+    p = parameter(2, 3)
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1)
+    if name not in optimizer.param_groups[0]:
+        return
+    for t in range(steps + 1):
+        p.grad = wild(p.shape, t)
+        if t == steps:
+            optimizer.param_groups[0][name] = value
+            before, state = p.detach().clone(), copy.deepcopy(optimizer.state[p]) if steps else {}
+            with pytest.raises(ValueError, match=name):
+                optimizer.step()
+        else:
+            optimizer.step()
+    assert torch.equal(p.detach(), before)
+    torch.testing.assert_close(dict(optimizer.state.get(p, {})), dict(state), rtol=0, atol=0)
+
+
+def test_auto_written_between_steps_or_in_a_state_is_an_auto_gate():
+    optimizer = ng.GatedAdamW([p := parameter(2, 3)], lr=0.1, unit_dim=-1)
+    other = ng.GatedAdamW([parameter(2, 3)], lr=0.1, unit_dim=-1)
+    for t in range(2):
+        p.grad = wild(p.shape, t)
+        optimizer.step()
+        optimizer.param_groups[0]["eps_gate"] = "auto"
+    assert optimizer.param_groups[0]["eps_gate"] == "auto"  # as long as no step has seen it
+    state = optimizer.state_dict()
+    p.grad = wild(p.shape, 2)
+    optimizer.step()
+    other.load_state_dict(state)
+    assert optimizer.param_groups[0]["eps_gate"] == other.param_groups[0]["eps_gate"] == ng.AutoGate()
 
 
 @pytest.mark.parametrize("second", [dict(a=-1), dict(unit_dim=3), "a zero row", "the first again"], ids=str)

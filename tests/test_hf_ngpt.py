@@ -88,6 +88,7 @@ def test_logits_are_ours_plain_cached_and_padded(options):
     p, mask = padded(t)
     close(theirs(p, attention_mask=mask).logits[:, 5:], want)
     close(read(theirs, p, mask)[:, 5:], want)
+    close(read(theirs, p, mask, (0, 1, 2, 3, 4, 5, 6, 37))[:, 5:], want)  # a padded token that is read by itself
     close(theirs(F.pad(t, (0, 4)), attention_mask=F.pad(torch.ones_like(t), (0, 4))).logits[:, :37], want)
     theirs.set_attn_implementation("eager")
     out = theirs(t, output_attentions=True, output_hidden_states=True, output_router_logits=True)

@@ -73,3 +73,29 @@ def test_a_still_figure_has_names_too():
     drawn = page.Picture(figure(X, 1 - X), "Two lines that cross").figure
     assert [note.text for note in drawn.layout.annotations] == ["<b>curve 0</b>", "<b>curve 1</b>"]
     assert all(0 < note.x < 1 and 0 < note.y < 1 for note in drawn.layout.annotations)
+
+
+def test_a_name_keeps_away_from_numbers_at_points_and_from_guides():
+    drawn = figure(0.5 + 0.0 * X)
+    drawn.add_scatter(x=X[::6], y=np.full(10, 0.56), mode="markers+text", text=["3.4%"] * 10, textposition="top center")
+    drawn.add_scatter(x=[0, 1], y=[0.45, 0.45], mode="lines", line_dash="dash")  # a guide
+    drawn.data[0].showlegend, drawn.data[1].showlegend, drawn.data[2].showlegend = True, False, False
+    tree = binding.tree_of(drawn)
+    ((_, y),), free = labels.named(drawn, tree).places(tree)
+    assert free and min(abs(y - 0.45), abs(y - 0.60)) * labels.HIGH > labels.HALF
+
+
+def test_a_name_keeps_away_from_a_rough_curve():
+    rough = 0.5 + 0.2 * np.sign(np.sin(100 * np.linspace(0, 1, 600)))
+    drawn = go.Figure(go.Scatter(x=np.linspace(0, 1, 600), y=rough, name="rough", mode="lines", showlegend=True))
+    drawn.update_layout(xaxis_range=[0, 1], yaxis_range=[0, 1])
+    tree = binding.tree_of(drawn)
+    ((_, y),), free = labels.named(drawn, tree).places(tree)
+    assert free and abs(y - 0.5) * labels.HIGH > 0.2 * labels.HIGH + labels.HALF
+
+
+def test_a_figure_without_legend_and_title_has_no_room_for_them():
+    plain, two, titled = figure(X), figure(0.1 + 0.0 * X, 0.9 + 0.0 * X), figure(X, title="A title")
+    legend = go.Figure([go.Bar(y=[1, 2], name="a"), go.Bar(y=[2, 1], name="b")])
+    tops = [page.Picture(each, "a picture").figure.layout.margin.t for each in (plain, two, titled, legend)]
+    assert tops == [labels.TOP, labels.TOP, None, None]

@@ -68,6 +68,24 @@ def test_a_python_that_does_not_exist_is_named(setup):
     assert "'/nowhere/python3' was not found" in printed and "Python 3.10, 3.11, 3.12 or 3.13" in printed and not calls
 
 
+def test_an_environment_keeps_its_python(tmp_path, shim):
+    """With a .venv of another Python, `make PYTHON=... test` would test the other one, so it is refused."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    shutil.copy(shim("3.11"), tmp_path / ".venv" / "bin" / "python")
+    (tmp_path / ".venv" / ".ready").touch()
+    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE") and key != "PYTHON"}
+
+    def run(*given: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["make", *given, "setup"], cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    other = run(f"PYTHON={shim('3.12')}")
+    assert other.returncode != 0 and ".venv was made with Python 3.11.1" in other.stdout and "rm -r .venv" in other.stdout
+    assert run().returncode == run(f"PYTHON={shim('3.11')}").returncode == 0
+    assert not (tmp_path / "calls").exists()
+
+
 def test_the_workflow_runs_every_supported_python():
     named = re.findall(r'"(3\.\d+)"', (ROOT / ".github" / "workflows" / "test.yml").read_text())
     assert set(named) == set(SUPPORTED)

@@ -111,7 +111,7 @@ def test_the_cuda_convolution_is_called_with_its_own_conventions(monkeypatch):
     seen = {}
 
     def causal_conv1d_fn(x, weight, bias, seq_idx, activation):
-        seen.update(strides=x.stride(), seq_idx=seq_idx, activation=activation)
+        seen.update(strides=x.stride(), offset=x.storage_offset(), seq_idx=seq_idx, activation=activation)
         return F.silu(F.conv1d(F.pad(x, (weight.shape[1] - 1, 0)), weight[:, None], bias, groups=x.shape[1]))
 
     module = types.ModuleType("causal_conv1d")
@@ -121,6 +121,9 @@ def test_the_cuda_convolution_is_called_with_its_own_conventions(monkeypatch):
     torch.testing.assert_close(conv_kernel(x, w, bias, torch.full((2, 11), 3)), causal_conv(x, w, bias))
     assert seen["strides"][1] == 1 and seen["strides"][0] % 8 == 0 and seen["strides"][2] % 8 == 0
     assert seen["seq_idx"].dtype == torch.int32 and seen["seq_idx"].is_contiguous() and seen["activation"] == "silu"
+    x = torch.randn(2, 11, 24)[..., 3:19]  # rows at a distance of a multiple of 8, and none of them begins at one
+    torch.testing.assert_close(conv_kernel(x, w, bias), causal_conv(x, w, bias))
+    assert seen["offset"] % 8 == 0
 
 
 def test_the_cuda_convolutions_gradients_are_asked_for_with_their_own_conventions(monkeypatch):

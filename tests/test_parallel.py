@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import types
 from functools import partial
 from pathlib import Path
 
@@ -336,6 +337,20 @@ def _float8_products(run, corpus_folder, out) -> None:
     seen = [trainer.step()["loss"] for _ in range(6)]
     if trainer.world.main:
         Path(out).write_text(json.dumps([seen, products]))
+
+
+def test_a_torchao_that_is_missing_or_does_not_fit_torch_is_named(monkeypatch):
+    from ngpt_core.train.float8 import Float8Products
+
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(ValueError, match="needs the package torchao: pip install torchao"):
+        Float8Products()
+    monkeypatch.undo()
+    pytest.importorskip("torchao")
+    name = "torchao.float8.config"  # of a torchao without what we import
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    with pytest.raises(ValueError, match=r"does not fit torch 2.*Float8LinearConfig.*Install one that does"):
+        Float8Products()
 
 
 def test_float8_products_are_torchao_s_and_stay_close(corpus, tmp_path):

@@ -228,6 +228,14 @@ def test_a_multiplier_that_is_not_finite_is_never_written(eta):
         Schedule(opt, 10, lambda r: eta)
 
 
+@pytest.mark.parametrize(
+    "optimizer, steps", [(None, 10), ("adam", 10), ([], 10), (..., 10**400), (..., "10"), (..., 0)], ids=str
+)
+def test_what_is_no_optimizer_or_no_number_of_steps_is_refused(optimizer, steps):
+    with pytest.raises(ValueError, match=r"takes an optimizer|total_steps is the number"):
+        ng.Schedule(ng.GatedAdamW([torch.nn.Parameter(torch.ones(2))]) if optimizer is ... else optimizer, steps)
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.asarray, torch.tensor, int])
 def test_a_multiplier_may_be_any_kind_of_one_number(kind):
     assert Schedule(optimizer(), 10, lambda r: kind(1.0)).get_last_lr() == [0.5]

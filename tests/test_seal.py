@@ -42,6 +42,32 @@ def test_check_names_every_artifact_that_is_damaged(run, tmp_path, capsys):
         assert name in line
 
 
+def test_check_compares_the_tokenizer_that_a_run_or_a_corpus_has_a_copy_of(run, corpus, tmp_path, capsys):
+    for name, folder, file in (("run", run, "config.json"), ("corpus", corpus, "manifest.json")):
+        shutil.copytree(folder, copy := tmp_path / name)
+        (copy / "tokenizer.json").write_text("{}")
+        record, _ = seal.read_sealed(copy / file)
+        record["tokenizer"]["sha256"] = seal.sha256(copy / "tokenizer.json")
+        seal.write_sealed(copy / file, record)
+        assert main(["check", str(copy)]) == 0
+        (copy / "tokenizer.json").write_text("{ }")
+        assert main(["check", str(copy)]) == 1
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("damaged")]
+        assert str(copy / "tokenizer.json") in line
+    assert main(["data", "check", str(tmp_path / "corpus")]) == 1 and "tokenizer.json" in capsys.readouterr().err
+
+
+def test_check_compares_the_names_of_the_tensors_with_the_model(run, tmp_path, capsys):
+    shutil.copytree(run / "checkpoints" / "step-00000002", path := tmp_path / "step-00000002")
+    index = json.loads((path / "index.json").read_text())
+    del index["optimizer.exp_avg.head.weight"]
+    (path / "index.json").write_text(json.dumps(index))
+    state, _ = seal.read_sealed(path / "state.json")
+    seal.write_sealed(path / "state.json", state | {"files": state["files"] | {"index.json": seal.entry(path / "index.json")}})
+    assert main(["check", str(path)]) == 1
+    assert "it has no optimizer.exp_avg.head.weight" in capsys.readouterr().out
+
+
 def test_a_seal_covers_the_whole_list_and_any_change_of_it_is_found(tmp_path):
     (tmp_path / "a").write_text("content")
     seal.seal_folder(tmp_path, {"a": seal.entry(tmp_path / "a")})
@@ -89,3 +115,13 @@ def test_control_characters_from_a_file_are_written_out(run, corpus, tmp_path, c
     assert main(["train", f"--out={tmp_path / 'resumed'}", "--resume"]) == 0
     error = capsys.readouterr().err
     assert "\\x1b[2J" in error and "set aside" in error and "\x1b" not in error
+
+
+def test_control_characters_in_the_name_of_a_folder_are_written_out(run, tmp_path, capsys):
+    shutil.copytree(run, folder := tmp_path / "run\x1b[2J")
+    for name in ("export/model.safetensors", "checkpoints/step-00000002/model-00000.safetensors"):
+        (folder / name).write_bytes(b"")
+    for command in (["check", str(folder)], ["eval", str(folder)], ["train", f"--out={folder}", "--resume"]):
+        main(command)
+        said = "".join(capsys.readouterr())
+        assert "\\x1b[2J" in said and "\x1b" not in said, command

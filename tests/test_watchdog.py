@@ -99,7 +99,7 @@ def play(size, run, fault, place, bad) -> tuple[list, list[str]]:
         for process in ranks:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-    return codes, [" ".join(path.read_text().split()) for path in errors]
+    return codes, [" ".join(path.read_text().split()) if path.exists() else "" for path in errors]
 
 
 def _resume(settings) -> None:

@@ -1,4 +1,4 @@
-"""What do the runs show? From results/runs.jsonl to the numbers in chapter 9.
+"""What do the runs show? From results/runs.jsonl, and second.jsonl by verdict.py, to the numbers in chapter 9.
 
     python benchmarks/evidence/analyse.py          writes book/ngpt_book/data/evidence.json, prints the tables
 
@@ -293,6 +293,15 @@ def blocks(rows: list[dict], betas: dict[str, str]) -> list[dict]:
     return [{**{k: known[name][k] for k in keys}, "round": rounds[name], **found} for name, found in by_name.items()]
 
 
+def second_round() -> dict:
+    """The second round's comparisons."""
+    import plan
+    import trial
+    import verdict
+
+    return verdict.summary(trial.read(), plan.plan())
+
+
 def main() -> None:
     rows = read()
     tuned, best = tuning(rows), checked(Stored(rows), HYBRID, QUARTER)["ngpt"]
@@ -311,6 +320,7 @@ def main() -> None:
         "around": listed(rows, around_jobs()), "ruled": listed(rows, ruled_jobs()), "peaks": peaks(rows),
         "parts": {name: [r["val_loss"] for r in listed(rows, jobs)] for name, jobs in parts_jobs().items()},
         "ablations": {kind: ablations(rows, jobs) for kind, jobs in pieces.items()},
+        "second": second_round(),
     }  # fmt: skip
     OUT.write_text(json.dumps(_rounded(summary), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     print(f"{len(rows)} runs, {summary['about']['cpu_hours']} CPU hours -> {OUT.name}, {OUT.stat().st_size:,} bytes")

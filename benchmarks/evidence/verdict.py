@@ -19,11 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from plan import rate_of
+from plan import Point, rate_of
 from scipy.stats import t as student
 from trial import TABLE, read
 
 from ngpt_book.figures.whole import tokens_to_reach
+from ngpt_core.presets import count_parameters
 
 Losses = Mapping[int, float]  # by seed
 
@@ -128,6 +129,21 @@ def comparisons(rows: Mapping[str, Mapping]) -> dict[str, tuple[Difference | Non
 def freedom(comparisons: Iterable[Mapping[float, Sequence[float]]]) -> int:
     """The schedules of a comparison share GPT's runs, so all of them together count once: seeds - 1."""
     return sum(max(map(len, differences.values())) - 1 for differences in comparisons)
+
+
+def summary(rows: Mapping[str, Mapping], every: Sequence[Point]) -> dict:
+    """What the book draws: how far the round is, and nGPT's comparisons with their settings."""
+    found = []
+    for group, (whole, ratio) in comparisons(rows).items():
+        point = max((p for p in every if p.group == group), key=lambda p: p.tokens, default=None)
+        if point is None or point.side != "ngpt" or ratio is None or whole is None:
+            continue
+        active = count_parameters(point.config).active
+        found.append({
+            "group": group, "model": point.model, "context": point.context, "active": active, "tokens": point.tokens,
+            "tokens_per_parameter": point.tokens / active, "seeds": whole.n, "difference": whole.mean, **ratio._asdict(),
+        })  # fmt: skip
+    return {"finished": sum(p.name in rows for p in every), "planned": len(every), "comparisons": found}
 
 
 def main() -> None:

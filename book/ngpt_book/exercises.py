@@ -60,6 +60,10 @@ HINTS = {  # name of the reader's function -> what to say after the first and th
         "the straight line is over log(tokens): interpolate there and take exp at the end.",
         "np.interp wants its x values to rise, and the losses fall.",
     ),
+    "memory": (
+        "w is the width over 768, and at most 1.",
+        "beta1 = 0.975 remembers 40 steps: no memory is longer, and none is shorter than 2.5.",
+    ),
     "my_tokens": (
         "first find the two neighbors whose losses enclose the given one.",
         "interpolate log(tokens), and take exp at the end.",

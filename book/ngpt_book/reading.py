@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+import yaml
+
 from .theme import COLORS, FONT
 
 BOOK = Path(__file__).parents[1]
@@ -24,13 +26,33 @@ CHAPTERS: dict[str, tuple[str, tuple[str, ...], tuple[int, int]]] = {
     "04_log_decay": ("Decay", ("01_hypersphere",), (1, 2)),
     "06_geometry": ("Geometry", ("05_gated_adamw", "01_hypersphere"), (1, 3)),
     "03_lgp": ("LGP", ("02_scaling",), (2, 0)),
-    "08_mamba_moe": ("Mamba, MoE", ("02_scaling",), (2, 1)),
+    "08_mamba2": ("Mamba-2", ("02_scaling",), (2, 1)),
+    "08_experts": ("Experts", ("08_mamba2",), (3, 1)),
     "07_spikes_and_silence": ("Spikes", ("06_geometry",), (2, 3)),
-    "09_whole_recipe": ("Recipe", ("08_mamba_moe", "03_lgp", "04_log_decay", "07_spikes_and_silence"), (3, 1)),
-    "10_ladder": ("The ladder", ("09_whole_recipe",), (4, 0)),
-    "11_train_for_real": ("Training", ("09_whole_recipe",), (4, 1)),
-    "12_your_own_trainer": ("Your loop", ("09_whole_recipe",), (4, 2)),
+    "09_whole_recipe": ("The recipe", ("08_experts", "03_lgp", "04_log_decay", "07_spikes_and_silence"), (4, 1)),
+    "09_does_it_work": ("Evidence", ("09_whole_recipe",), (5, 0)),
+    "09_scaling_down": ("Small runs", ("09_whole_recipe",), (5, 1)),
+    "13_left_open": ("Left open", ("09_whole_recipe",), (5, 2)),
+    "10_ladder": ("The ladder", ("09_does_it_work",), (6, 0)),
+    "11_train_for_real": ("Training", ("09_scaling_down",), (6, 1)),
+    "12_your_own_trainer": ("Your loop", ("09_whole_recipe",), (5, 3)),
 }
+
+
+def numbers(contents: Path = BOOK / "_toc.yml") -> dict[str, str]:
+    """The number of each page of a chapter. The pages that belong to chapter 8 are 8.1, 8.2, ...
+
+    >>> numbers()["08_experts"]
+    '8.1'
+    """
+    (chapters,) = [part["chapters"] for part in yaml.safe_load(contents.read_text())["parts"] if part.get("numbered")]
+    found = {}
+    for n, chapter in enumerate(chapters, 1):
+        found[chapter["file"]] = str(n)
+        found |= {page["file"]: f"{n}.{i}" for i, page in enumerate(chapter.get("sections", ()), 1)}
+    return found
+
+
 _FOLD = re.compile(r"^(:{3,}|`{3,})\{(?:dropdown|solution)\}.*?^\1\s*$", re.S | re.M)
 _FENCE = re.compile(r"^(:{3,}|`{3,})\{(?:literalinclude|math|book-map|image)\}.*?^\1\s*$", re.S | re.M)
 _MARKUP = re.compile(r"\{[\w:-]+\}|<[^`>]*>(?=`)|\]\([^)]*\)|^:\w+:.*$|^[|: -]+$", re.M)

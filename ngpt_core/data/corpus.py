@@ -25,7 +25,7 @@ from ..seal import Damaged, Entry, check_files, listed, note_unsealed, read_seal
 from . import verified
 from .packing import FORMAT, checksum, pack
 from .sources import documents, stdlib_files
-from .tokenizers import ByteTokenizer, Tokenizer, check_description, content, from_description
+from .tokenizers import ByteTokenizer, Tokenizer, check_copy, check_description, content, from_description
 
 __all__ = ["BUILT_IN", "Corpus", "Stream", "check_tokenizer", "embedded", "open_corpus", "stdlib"]
 
@@ -112,8 +112,9 @@ class Corpus:
         if not _is_consistent(self.manifest):
             raise ValueError(f"{self.folder}/manifest.json is inconsistent: it was damaged or edited; pack the corpus again.")
         self.checksum: str = self.manifest["checksum"]
+        files = self._files("train", "val")
         with self._advice():
-            check_files(self.folder, self._files("train", "val"))
+            check_files(self.folder, files)
 
     def _files(self, *splits: str) -> dict[str, Entry]:
         """The shards of these splits and their indices, as the manifest describes them."""
@@ -132,6 +133,7 @@ class Corpus:
         with self._advice():
             check_files(self.folder, mine)
             size = verify(self.folder, mine if everything else verified.unverified(self.folder, self.checksum, mine))
+        check_copy(self.manifest["tokenizer"], self.folder)
         if large and size:
             verified.remember(self.folder, self.checksum, mine, rank)
         return size

@@ -18,10 +18,11 @@ from typing import Protocol
 
 import numpy as np
 
-from ..files import write_text
+from ..files import sha256, write_text
+from ..seal import Damaged
 
-__all__ = ["ByteTokenizer", "Tokenizer", "check_description", "content", "describe", "from_description", "load_tokenizer",
-           "stream_text"]  # fmt: skip
+__all__ = ["ByteTokenizer", "Tokenizer", "check_copy", "check_description", "content", "describe", "from_description",
+           "load_tokenizer", "stream_text"]  # fmt: skip
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot|>", "[EOS]")  # tried in this order
 
@@ -171,6 +172,17 @@ def content(description: dict) -> tuple:
     return description.get("sha256", description["spec"]), description["vocab_size"], description["end_of_text"]
 
 
+def check_copy(description: dict, folder: Path) -> int:
+    """``Damaged`` unless the copy of the tokenizer in ``folder`` is the one that ``describe`` recorded. Returns its size; 0 for
+    a tokenizer that needs no file."""
+    path = folder / "tokenizer.json"
+    if "sha256" not in description:
+        return 0
+    if not path.is_file() or sha256(path) != description["sha256"]:
+        raise Damaged(f"{path} is missing or is not the tokenizer that was recorded beside it: restore it.")
+    return path.stat().st_size
+
+
 def from_description(description: dict, folder: Path) -> Tokenizer:
     """The tokenizer that ``describe`` recorded, from the copy in ``folder`` if there is one. A name read from a file is never
     looked up online."""
@@ -181,10 +193,8 @@ def from_description(description: dict, folder: Path) -> Tokenizer:
         if spec != "bytes":
             raise ValueError(f"{folder} names the tokenizer {spec!r} but has no copy of it: pass it with --tokenizer.")
         return ByteTokenizer()
-    path = folder / "tokenizer.json"
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != description["sha256"]:
-        raise ValueError(f"{path} is missing or is not the tokenizer of this corpus: restore it, or pack again.")
-    tokenizer = load_tokenizer(str(path))
+    check_copy(description, folder)
+    tokenizer = load_tokenizer(str(folder / "tokenizer.json"))
     tokenizer.spec, tokenizer.end_of_text = description["spec"], description["end_of_text"]
     return tokenizer
 

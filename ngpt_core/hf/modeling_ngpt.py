@@ -159,6 +159,8 @@ def _masks(
     """The masks of the kinds of blocks that have one."""
     given = {"config": config, "inputs_embeds": h, "attention_mask": mask, "past_key_values": past, "position_ids": positions}
     masks = {"linear_attention": create_recurrent_attention_mask(**given)}
+    if h.shape[1] == 1 and mask is not None and mask.ndim == 2:  # transformers takes a single token for a real one
+        masks["linear_attention"] = mask[:, -1:].contiguous()
     if "full_attention" in (config.layer_types or ()):
         masks["full_attention"] = create_causal_mask(**given)
     return masks
@@ -195,6 +197,7 @@ class NGPTForCausalLM(NGPTPreTrainedModel, GenerationMixin):
         """``labels`` [B, T] are the tokens themselves, -100 where there is nothing to predict; they are shifted here.
 
         In train() mode with labels there are no logits in the output, and the routers' balance loss is part of the loss.
+        Nothing moves the routers' biases: they have no gradient, and transformers' Trainer has no step for them.
         ``num_items_in_batch`` (transformers' Trainer passes it) divides the sum over tokens instead of their number here.
         """
         items, shifted = kwargs.pop("num_items_in_batch", None), kwargs.pop("shift_labels", None)

@@ -58,7 +58,12 @@ def rotate(x: Tensor, theta: float, start: int = 0) -> Tensor:
     Coordinates i and i + d_k/2 form a plane that is rotated by position * theta^(-2i/d_k). A rotation keeps norms, and the dot
     product of two rotated vectors depends only on the difference of their positions.
     """
-    cos, sin = rope_table(x.detach(), theta, start)
+    table = rope_table(x.detach(), theta, start)
+    # ngpt_core only: begin
+    if rows_cpu.takes(x, table):
+        return rows_cpu.rotate(x, table)
+    # ngpt_core only: end
+    cos, sin = table
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -117,8 +122,8 @@ def _takes_varlen(dtype: torch.dtype, head_dim: int, device: torch.device) -> bo
         reason = f"torch {torch.__version__} lacks varlen_attn with scale and enable_gqa: install torch 2.12 or newer"
     elif dtype not in (torch.bfloat16, torch.float16):
         reason = f"flash attention needs a half precision, and this is {dtype}: train with --precision bf16"
-    elif head_dim > 256:
-        reason = f"flash attention takes heads of up to 256 dimensions, and these have {head_dim}"
+    elif head_dim > 256 or head_dim % 8:
+        reason = f"flash attention takes heads of up to 256 dimensions, a multiple of 8, and these have {head_dim}"
     elif not rehearsing() and torch.cuda.get_device_capability(device) < (8, 0):
         reason = "flash attention needs a GPU of compute capability 8.0 or newer"
     if reason is not None:

@@ -17,12 +17,14 @@ Symbols (N tokens, V vocabulary, d d_model):
     G = dz^T h [V, d]           gives both gradients of the vocabulary: dW = b * G and ds_i = <w_i, G_i>, by row
 """
 
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..rehearsal import has_values, on_gpu
+from ..rehearsal import has_values, on_gpu, rehearsing
 from .ssd import has_kernel
 from .transforms import differentiable, transformed
 
@@ -45,7 +47,20 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def _multiplies_halves(x: Tensor) -> bool:
     """Can this device multiply half precisions and accumulate in float32? CUDA can, if torch exposes it; elsewhere they are
     converted first (which is also faster on a CPU without half-precision units)."""
-    return on_gpu(x) and x.dtype in _HALVES and "dtype_out" in torch.ops.aten.addmm.overloads()
+    return on_gpu(x) and x.dtype in _HALVES and (rehearsing() or _accumulates(x.dtype, x.device))
+
+
+@cache
+def _accumulates(dtype: torch.dtype, device: torch.device) -> bool:
+    """Does torch add a product of this half precision to numbers in float32? Asked once, of the device: torch 2.10 does."""
+    out = torch.zeros(16, 16, device=device)
+    try:
+        _addmm_(out, out.to(dtype), out.to(dtype), beta=1)
+    except (RuntimeError, TypeError) as error:
+        why = f"torch {torch.__version__} does not add products of {dtype} to float32 ({error}): install torch 2.10 or newer"
+        warnings.warn(f"The loss multiplies in float32, which is several times slower: {why}.", stacklevel=2)
+        return False
+    return True
 
 
 def _addmm_(out: Tensor, a: Tensor, b: Tensor, beta: int) -> None:

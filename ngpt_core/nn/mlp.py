@@ -20,7 +20,7 @@ from .documents import Packed
 from .scale import Scale
 from .unit import init_rows_, rows
 
-__all__ = ["MLP", "relu2", "scaled_linear"]
+__all__ = ["MLP", "relu2", "scaled_linear", "swiglu"]
 
 
 def scaled_linear(h: Tensor, W: Tensor, s: Tensor | None) -> Tensor:
@@ -45,6 +45,15 @@ def relu2(u: Tensor) -> Tensor:
     # ngpt_core only: end
     u = F.relu(u)
     return u * u
+
+
+def swiglu(u: Tensor, v: Tensor) -> Tensor:
+    """u, gated by SiLU of the scaled v."""
+    # ngpt_core only: begin
+    if rows_cpu.takes(u, v):
+        return rows_cpu.swiglu(u, v)
+    # ngpt_core only: end
+    return u * F.silu(v)
 
 
 class MLP(nn.Module):
@@ -84,4 +93,4 @@ class MLP(nn.Module):
         if s_u is not None:
             s_u, s_v = s_u[0], s_u[1] * math.sqrt(self.config.d_model)
         u, v = scaled_linear(h, self.up, s_u), scaled_linear(h, self.gate, s_v)
-        return (u * F.silu(v)) @ self.down
+        return swiglu(u, v) @ self.down

@@ -129,6 +129,7 @@ class LanguageModel(nn.Module):
 
         Afterwards ``stats`` holds the parts of the loss.
         """
+        check_integers("tokens", tokens)
         check_integers("targets", targets)
         if targets.shape != tokens.shape:
             raise ValueError(f"targets must have the shape of tokens, {tuple(tokens.shape)}; got {tuple(targets.shape)}.")

@@ -1,4 +1,4 @@
-/* What do the small steps between matrix products cost when each row is read once? Norms, the residual step, squared ReLU, experts.
+/* What do the small steps between matrix products cost when each row is read once? Norms, the residual step, activations, rotations, experts.
 
 Each function stands for a few lines of torch, which are the plain form and are named beside it; rows_cpu.py calls both passes. A row
 stays in the cache between the sweeps over it. Sums over rows (gradients of scales) go piece by piece in a fixed order, so they
@@ -152,6 +152,43 @@ void ngpt_relu2_backward(int64_t rows, int64_t d, const float* g, const float* u
                 at.put(d_u + t * d + i, dx * k);
                 if (s) at.put(sums + i, at.get(sums + i) + dx * v);
             });
+    });
+}
+
+/* u * v * sigmoid(v): mlp.swiglu(u, v). */
+void ngpt_swiglu_forward(int64_t rows, int64_t d, const float* u, const float* v, float* out, int32_t threads) {
+    pieces(rows, 0, nullptr, threads, [=](long first, long last, float*) {
+        sweep((last - first) * d, [&](long j, auto at) {
+            const long i = first * d + j;
+            const vec y = at.get(v + i);
+            at.put(out + i, at.get(u + i) * (y * sigmoid(y)));
+        });
+    });
+}
+void ngpt_swiglu_backward(int64_t rows, int64_t d, const float* g, const float* u, const float* v, float* d_u, float* d_v, int32_t threads) {
+    pieces(rows, 0, nullptr, threads, [=](long first, long last, float*) {
+        sweep((last - first) * d, [&](long j, auto at) {
+            const long i = first * d + j;
+            const vec y = at.get(v + i), s = sigmoid(y), a = at.get(g + i), silu = y * s;
+            at.put(d_u + i, a * silu);
+            at.put(d_v + i, a * at.get(u + i) * (s + silu * (1 - s)));
+        });
+    });
+}
+
+/* The rows of x turned by their position's angles, attention.rotate; sign = -1: back. table [2, T, d/2]: cosines, then sines. Each
+   `repeat` rows share a position, and after T positions the next sequence begins. */
+void ngpt_rotate(int64_t rows, int64_t d, int64_t T, int64_t repeat, float sign, const float* x, const float* table, float* out, int32_t threads) {
+    const long half = d / 2;
+    pieces(rows, 0, nullptr, threads, [=](long first, long last, float*) {
+        for (long t = first; t < last; t++) {
+            const float *a = x + t * d, *b = a + half, *cos = table + t / repeat % T * half, *sin = cos + T * half;
+            sweep(half, [&](long i, auto at) {
+                const vec c = at.get(cos + i), s = sign * at.get(sin + i), p = at.get(a + i), q = at.get(b + i);
+                at.put(out + t * d + i, p * c - q * s);
+                at.put(out + t * d + half + i, q * c + p * s);
+            });
+        }
     });
 }
 

@@ -2,7 +2,8 @@
 
     step     sphere.step(h, sphere.unit(f), alpha)          norm    F.rms_norm(x, ...), or sphere.unit(x) * scale
     relu2    mlp.relu2(s * u)                                experts  moe.MoE.route: dispatch, two products, combine
-                                                             few_experts  the same for a few tokens, without gradients
+    swiglu   mlp.swiglu(u, v)                                few_experts  the same for a few tokens, without gradients
+    rotate   attention.rotate(x, theta, start)
 
 The plain form is the function in the right column: the caller chooses with ``takes``. Inside ``torch.compile`` it is the plain
 form, which the compiler fuses itself; only ``experts`` is a node there. Second derivatives are those of the plain form;
@@ -22,14 +23,15 @@ from torch import Tensor
 from .. import sphere
 from . import fused
 
-__all__ = ["experts", "few_experts", "norm", "off_sphere", "relu2", "step", "takes"]
+__all__ = ["experts", "few_experts", "norm", "off_sphere", "relu2", "rotate", "step", "swiglu", "takes"]
 
 SOURCE = str(Path(__file__).with_suffix(".cpp"))
 _TYPES = {"i": ctypes.c_int64, "n": ctypes.c_int32, "f": ctypes.c_float, "p": ctypes.c_void_p}
 _FUNCTIONS = {  # as in rows_cpu.cpp: i int64, n int32, f float, p pointer
     "step_forward": "iippppppn", "norms": "iippn",
     "step_backward": "iipppppppppn", "norm_forward": "iinfppppn", "norm_backward": "iinppppppn",
-    "relu2_forward": "iipppn", "relu2_backward": "iipppppn", "gather": "iippp", "scatter": "iippp",
+    "relu2_forward": "iipppn", "relu2_backward": "iipppppn", "swiglu_forward": "iipppn", "swiglu_backward": "iipppppn",
+    "rotate": "iiiifpppn", "gather": "iippp", "scatter": "iippp",
     "expert_forward": "iipppp", "expert_backward": "iippppppp", "few": "iiiiippppppp",
 }  # fmt: skip
 
@@ -164,6 +166,62 @@ class _Relu2(torch.autograd.Function):
 def relu2(u: Tensor) -> Tensor:
     """relu(u)^2."""
     return _relu2(u) if fused.infers(u) else _Relu2.apply(u)
+
+
+def _swiglu(u: Tensor, v: Tensor) -> Tensor:
+    x, y, d = u.contiguous(), v.contiguous(), u.shape[-1]
+    out = torch.empty_like(x)
+    _kernels().ngpt_swiglu_forward(x.numel() // d, d, x.data_ptr(), y.data_ptr(), out.data_ptr(), torch.get_num_threads())
+    return out
+
+
+class _Swiglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(u, v)
+        return _swiglu(u, v)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _gradients(lambda u, v: u * F.silu(v), ctx.saved_tensors, grad)
+        grad, u, v = fused.contiguous(grad, *ctx.saved_tensors)
+        d, d_u, d_v = u.shape[-1], torch.empty_like(u), torch.empty_like(v)
+        pointers = (x.data_ptr() for x in (grad, u, v, d_u, d_v))
+        _kernels().ngpt_swiglu_backward(u.numel() // d, d, *pointers, torch.get_num_threads())
+        return d_u, d_v
+
+
+def swiglu(u: Tensor, v: Tensor) -> Tensor:
+    """u * silu(v) for u and v of one shape."""
+    return _swiglu(u, v) if fused.infers(u, v) else _Swiglu.apply(u, v)
+
+
+def _rotate(x: Tensor, table: Tensor, sign: float) -> Tensor:
+    """The result lies in memory as x does: tokens before heads, or heads before tokens."""
+    repeat = x.shape[-3] if x.ndim > 2 and not x.is_contiguous() and x.transpose(-2, -3).is_contiguous() else 1
+    x, (_, T, half) = x if repeat > 1 else x.contiguous(), table.shape
+    out, d = torch.empty_like(x), 2 * half
+    pointers = (t.data_ptr() for t in (x, table, out))
+    _kernels().ngpt_rotate(x.numel() // d, d, T, repeat, sign, *pointers, torch.get_num_threads())
+    return out
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor, sign: float) -> Tensor:
+        ctx.sign = sign
+        ctx.save_for_backward(table)
+        return _rotate(x, table, sign)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Rotate.apply(grad, *ctx.saved_tensors, -ctx.sign), None, None  # the rotation back, which can be differentiated too
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """x [..., T, d] with its halves turned as planes, by the angles whose cosines and sines are table [2, T, d/2]."""
+    return _rotate(x, table, 1.0) if fused.infers(x) else _Rotate.apply(x, table, 1.0)
 
 
 _EXPERTS = "Tensor x, Tensor weights, Tensor up, Tensor down, Tensor? s_u, Tensor order, Tensor counts"

@@ -190,15 +190,19 @@ def has_kernel(x: Tensor, package: str) -> bool:
     return on_gpu(x) and (rehearsing() or not kernel_missing(package))
 
 
-@torch.compiler.assume_constant_result
-@cache
+@torch.compiler.assume_constant_result  # of a plain function: a compiler would look through a cached one, and trace the search
 def kernel_missing(package: str) -> bool:
     """Whether a package of CUDA kernels is missing. Warns once: plain torch on a GPU is several times slower."""
+    return _missing(package)
+
+
+@cache
+def _missing(package: str) -> bool:
     missing = importlib.util.find_spec(package) is None
     if missing:
         what = "triton" if package == "triton" else '"ngpt-core[gpu]"'
         how = f"{package} is not installed, so slower plain torch code runs instead. Install it: pip install {what}"
-        warnings.warn(how, stacklevel=3)
+        warnings.warn(how, stacklevel=4)
     return missing
 
 

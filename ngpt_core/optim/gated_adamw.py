@@ -149,11 +149,7 @@ class GatedAdamW(torch.optim.Optimizer):
             rules.check_keys(param_group)
             group.setdefault("alpha", float(group["lr"]) if checks.is_number(group["lr"]) else None)
             first = self._firsts()[-1]
-            rules.check(group, first)
-            if group["unit_dim"] is not None:
-                group["unit_dim"] = int(group["unit_dim"])  # a state with numpy's integers could not be loaded
-            if isinstance(group["eps_gate"], str):  # "auto", as checked
-                group["eps_gate"] = AutoGate()
+            rules.accept(group, first)
             rules.check_names(self.param_groups)
             if self._building:
                 self._inherited = [*self._inherited, inherited]

@@ -79,6 +79,15 @@ def check(group: dict, first: int = 0) -> None:
             rule(not p.is_meta, f"{name!r} is on the meta device and has no values to normalize. Materialize the model first.")
 
 
+def accept(group: dict, first: int = 0) -> None:
+    """``check``, and bring two values into the form that the step and a state take."""
+    check(group, first)
+    if group["unit_dim"] is not None:
+        group["unit_dim"] = int(group["unit_dim"])  # a state with numpy's integers could not be loaded
+    if isinstance(group["eps_gate"], str):  # "auto", as checked
+        group["eps_gate"] = AutoGate()
+
+
 def _is(x: object, text: str) -> bool:
     """x == text, where x may be a tensor, which compares its numbers."""
     return isinstance(x, str) and x == text
@@ -321,11 +330,13 @@ def unpack(saved: dict, own: dict) -> dict:
                 "GatedAdamW: the state is from a group with a function as its eps_gate, which a state cannot hold, and this "
                 f"group has eps_gate={own['eps_gate']!r}. Build the optimizer with that function."
             )
-    return {k: _setting(k, v) if k in _SETTINGS and isinstance(v, dict) else v for k, v in group.items()}
+    group = {k: _setting(k, v) if k in _SETTINGS and isinstance(v, dict) else v for k, v in group.items()}
+    return group | ({"eps_gate": AutoGate()} if _is(group["eps_gate"], "auto") else {})
 
 
 def _setting(name: str, values: dict) -> SMGC | PMEN | AutoGate:
     kind: type[SMGC] | type[PMEN] | type[AutoGate] = _SETTINGS[name]
     if unknown := values.keys() - {f.name for f in fields(kind)}:
-        raise ValueError(f"GatedAdamW: the state's {name} has keys that {kind.__name__} does not have: {', '.join(unknown)}.")
+        names = ", ".join(map(str, unknown))
+        raise ValueError(f"GatedAdamW: the state's {name} has keys that {kind.__name__} does not have: {names}.")
     return kind(**values)

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ _SMALL = 1 << 16  # coordinates: below this, launching kernels one tensor at a t
 
 _PLAIN = (torch.nn.Parameter, Tensor)  # types that cannot be distributed
 _SETTINGS = itemgetter("unit_dim", "tangent", "pmen", "foreach", "fused", "capturable")
+_RARE = itemgetter("betas", "eps_gate", "eps_num", "a", "decay", "smgc", "transport", "maximize")  # seldom written in a run
 Routes = tuple[dict[torch.device, list[Slot]], dict[sharding.Groups, list[Slot]]]
 
 
@@ -37,6 +38,7 @@ class Plan:
     """What the steps of one group share. ``first``: the index of its first parameter among those of all groups."""
 
     def __init__(self, group: dict, first: int, state: Mapping[Tensor, dict]):
+        self._accept(group, first)
         self._settings = self._settings_of(group, first)
         dim, noise = group["unit_dim"], group["pmen"] if group["unit_dim"] is not None else None
         self._members: list[Slot | None] = []  # None: no gradient
@@ -51,6 +53,11 @@ class Plan:
         self.slots = [slot for slot in self._members if slot is not None]
         self._split = {slot: sharding.split_groups(slot.p, dim) if dim is not None else () for slot in self.slots}
         self._routes: dict[tuple[bool, bool], Routes] = {}
+
+    def _accept(self, group: dict, first: int) -> None:
+        """Check what was written into the group, once for each value."""
+        groups.accept(group, first)
+        self._written = (*_SETTINGS(group), *_RARE(group))
 
     @staticmethod
     def _settings_of(group: dict, first: int) -> tuple:
@@ -83,6 +90,8 @@ class Plan:
 
     def refresh(self, group: dict, first: int, state: Mapping[Tensor, dict]) -> bool:
         """Take the tensors of this step. False: something has changed, and the group needs a new plan."""
+        if not all(map(is_, self._written, (*_SETTINGS(group), *_RARE(group)))):
+            self._accept(group, first)
         if self._settings != self._settings_of(group, first):
             return False
         for p, slot in zip(group["params"], self._members):
@@ -190,14 +199,18 @@ def limit_of(group: dict, p: Tensor) -> float:
     return root / (1 + math.sqrt(p.shape[group["unit_dim"]]))
 
 
+def _is_one(value: object) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
 def check_written(index: int, group: dict) -> None:
     """The numbers that are written between steps. Tensors are not checked: on a device, that would make the host wait."""
     for name in ("lr", "weight_decay"):
         value = group[name]
-        if not (isinstance(value, Tensor) or (0 <= value < math.inf if type(value) is float else checks.is_within(value, 0))):
+        if not (_is_one(value) or (0 <= value < math.inf if type(value) is float else checks.is_within(value, 0))):
             raise ValueError(f"GatedAdamW: {name} must be a finite number >= 0; group {index} has {value!r} now.")
     cap = group["cap"]
-    if not (cap is None or isinstance(cap, Tensor) or (checks.is_number(cap) and cap >= 0)):
+    if not (cap is None or _is_one(cap) or (checks.is_number(cap) and cap >= 0)):
         raise ValueError(f"GatedAdamW: cap is an angle in radians, >= 0, or None; group {index} has {cap!r} now.")
 
 

@@ -276,6 +276,8 @@ class Schedule(LRScheduler):
         warmup_share: float = 0.1,
         cap_warmup: float = 0.1,
     ) -> None:
+        if not hasattr(optimizer, "param_groups"):
+            raise ValueError(f"Schedule takes an optimizer and its number of steps; got {optimizer!r:.80} as the optimizer.")
         if not is_count(total_steps, 1):
             raise ValueError(f"total_steps is the number of optimizer steps, an integer >= 1; got {total_steps!r}.")
         if warmup not in ("group", "before"):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..checks import is_count, is_integer
 from ..config import ModelConfig
 from .assemble import Row, format_table
-from .numbers import Line, Settings
+from .numbers import RATES, Line, Settings
 
 __all__ = ["Decision", "Groups", "groups_for"]
 
@@ -31,10 +31,14 @@ _READS = re.compile(
     r"(^|\.)(q|k|v|qkv|wq|wk|wv|w1|w3|query|key|value|query_key_value|gate|up|gate_up|in|fc1|fc_in|c_attn|c_fc|q_attn|linear1"
     r"|router|score|head|lm_head|classifier|pooler|intermediate|dense_h_to_4h|embed_out)(_proj)?(\.dense)?$"
 )
-_WRITES = re.compile(r"(^|\.)(o|wo|out|down|c|w2|fc2|fc_out|linear2|output|dense_4h_to_h)(_proj)?(\.dense)?$|(^|\.)attn\.proj$")
+_WRITES = re.compile(
+    r"(^|\.)(o|wo|out|down|c|w2|fc2|fc_out|linear2|output|dense_4h_to_h)(_proj)?(\.dense)?$|(^|\.)attn\.proj$"
+    r"|(attn|attention)\.dense$"
+)
 _ADDED = re.compile(
     r"pos(ition)?(_|s|$)|pos_?emb|wpe|token_type|cls_token|dist_token|mask_token|reg(ister)?_token", re.IGNORECASE
 )
+_SCALES = ("alpha", "s_qk", "s_u", "s_z", "s_mamba", "s_moe")  # nGPT's own, in an exported model
 _ASK = "Say what it does: axes={NAME: -1}, the axis along which its vectors lie, or None for coordinates."
 
 
@@ -67,8 +71,9 @@ def groups_for(
     """Groups for GatedAdamW from a model of transformers, timm, or your own: unit rows for its matrices, Adam for the rest.
 
     Rates, caps and noise are the recipe's (``Settings``): C / sqrt(d) for rows, times 1.5 for experts and 2 for a router;
-    warmups for Mamba's parameters except ``out_proj``. Parameters with ``requires_grad=False`` are left out. The model is not
-    changed here, but GatedAdamW normalizes the vectors of its groups: this is for training from the start.
+    warmups for Mamba's parameters except ``out_proj``. An nGPT of ``ng.hf`` gets the rates that it has as a ``LanguageModel``.
+    Parameters with ``requires_grad=False`` are left out. The model is not changed here, but GatedAdamW normalizes the vectors
+    of its groups: this is for training from the start.
 
     model: the model. Shard it first, if at all.
     d_model: d, the length of its hidden state. None: read from the model's config.
@@ -79,7 +84,8 @@ def groups_for(
     d = _width(model, d_model)
     numbers = Settings() if base is None else base
     numbers = type(numbers)(**{**vars(numbers), **overrides}) if overrides else numbers
-    config = ModelConfig(vocab_size=1, d_model=d, pattern="-", ff=1)
+    ours = getattr(getattr(model, "config", None), "model_type", None) == "ngpt"
+    config = ModelConfig(vocab_size=1, d_model=d, pattern="-", ff=1, **({"C": model.config.C} if ours else {}))
     groups: dict[tuple, dict[str, Any]] = {}
     rows, undecided, used = [], [], set()
     for name, p, module, above in _parameters(model):
@@ -148,6 +154,8 @@ def _axis(name: str, p: Tensor, module: nn.Module, d: int) -> tuple[Any, str]:
         return None, "one dimension"
     if "lora_" in name:
         return None, "an adapter"
+    if kind.endswith("Scale"):
+        return None, "a scale"
     if _ADDED.search(name):
         return None, "added to the tokens"  # its length matters
     if isinstance(module, nn.Embedding):
@@ -181,10 +189,13 @@ def _checked(name: str, p: Tensor, axis: object) -> int | None:
 
 def _line(name: str, p: Tensor, module: nn.Module, above: list[nn.Module], axis: int | None) -> Line:
     """How the recipe would train such a parameter."""
-    kinds = [type(m).__name__.lower() for m in above]
-    warmup = any("mamba" in kind for kind in kinds[-2:]) and "out_proj" not in name
     own = name.removesuffix(".weight").split(".")
-    embedding = {"Embedding": "input"}.get(type(module).__name__, "output" if own[-1] in ("lm_head", "embed_out") else "")
+    warmup = any(hasattr(m, "A_log") for m in above) and "out_proj" not in own  # Mamba's layer is the one with an A_log
+    if (scale := own[-1]) in _SCALES and type(module).__name__.endswith("Scale"):
+        return Line(scale if scale in RATES else "global", warmup=warmup or scale == "s_z")
+    kinds = [type(m).__name__.lower() for m in above]
+    output = "output" if own[-1] in ("lm_head", "embed_out") else ""
+    embedding = "input" if isinstance(module, nn.Embedding) else output
     expert = any("expert" in part and "gate" not in part for part in own[:-1]) or own[-1].startswith("experts")
     router = "router" in own[-1] or (own[-1] == "gate" and any("router" in kind or "gate" in kind for kind in kinds[-1:]))
     rate = "expert" if expert else "router" if router else "embedding" if embedding == "input" else "global"

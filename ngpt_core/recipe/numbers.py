@@ -106,7 +106,7 @@ def _check(numbers: "Settings | Baseline", *names: str) -> None:
     if not (isinstance(betas, (tuple, list)) and len(betas) == 2 and all(is_within(b, 0) and b < 1 for b in betas)):
         raise ValueError(f"recipe: betas must be two numbers in [0, 1); got {betas!r}.")
     object.__setattr__(numbers, "betas", tuple(betas))
-    for name in ("weight_decay", "eps", "eta_min"):  # only the baseline has the last two
+    for name in ("weight_decay", "eps_num", "eps", "eta_min"):  # each kind of numbers has some of them
         if not is_within(getattr(numbers, name, 0.0), 0):
             raise ValueError(f"recipe: {name} must be a number >= 0; got {getattr(numbers, name)!r}.")
     if not (is_within(numbers.warmup_share, 0) and numbers.warmup_share < 1):
@@ -193,7 +193,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         rates = ("C", "expert_multiplier", "embedding_multiplier", "router_multiplier", "s_z_lr", "alpha_lr", "s_qk_lr")
-        _check(self, *rates, "cap_degrees", "clip_norm")
+        _check(self, *rates, "a", "a_other", "cap_degrees", "clip_norm")
+        if self.decay not in ("lr", "eta"):
+            raise ValueError(f"recipe: decay must be 'lr' (as torch's) or 'eta' (the paper's Algorithm 1); got {self.decay!r}.")
         if not isinstance(self.tangent, bool):
             raise ValueError(f"recipe: tangent must be True or False; got {self.tangent!r}.")
         pair = self.pmen_embeddings

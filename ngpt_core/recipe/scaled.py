@@ -1,7 +1,7 @@
 """Which numbers does a small run need? The recipe scaled down, with the paper's numbers as its limit.
 
 The published numbers were chosen for models at least 768 wide, in runs of tens of thousands of large steps. A short run or a
-narrow model needs others (chapter 9). With w = min(1, d / 768) for the width and T for the length:
+narrow model needs others (chapter 9.2). With w = min(1, d / 768) for the width and T for the length:
 
     beta1     1 - 1/m, with the memory m = w T / 400 in steps, at least m_0 = 2.5 (GPT: 5), at most the published one
     C         times (T_0 / T)^((1 - w) / 2), T between T_0 = 750 and 16,000            nGPT only

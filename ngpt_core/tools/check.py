@@ -1,6 +1,6 @@
 """Is everything in this folder still exactly what was written? ``ngpt check`` reads every byte of it.
 
-The folder is a run (its config.json, every checkpoint, the export), one checkpoint, an export or a model that
+The folder is a run (its config.json and tokenizer, every checkpoint, the export), one checkpoint, an export or a model that
 ``ngpt_core.save`` wrote, or a packed corpus. Each artifact gets one line; the exit status is 1 if any of them is damaged.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..data.corpus import Corpus
 from ..data.foreign import is_foreign
+from ..data.tokenizers import check_copy
 from ..nn.io import WEIGHTS
 from ..seal import SEAL, Damaged, check_folder
 from ..train.checkpoint import STATE, by_step, open_checkpoint
@@ -61,13 +62,14 @@ def _artifacts(path: Path) -> Iterator[tuple[Path, Callable[[], int | None]]]:
 
 
 def _config(run: Path) -> int | None:
-    RunFolder(run).record  # noqa: B018  # reading it verifies it
-    return (run / "config.json").stat().st_size
+    record = RunFolder(run).record  # reading it verifies it
+    return (run / "config.json").stat().st_size + check_copy(record["tokenizer"], run)
 
 
 def _checkpoint(path: Path) -> int | None:
     checkpoint = open_checkpoint(path)
     size = checkpoint.verify()
+    checkpoint.check_tensors()
     return size if checkpoint.files else None
 
 

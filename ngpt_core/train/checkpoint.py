@@ -33,8 +33,9 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ..config import ModelConfig
-from ..files import make_folder, sync, sync_names
+from ..files import make_folder, printable, sync, sync_names
 from ..nn.model import LanguageModel
+from ..optim.groups import check_moments
 from ..seal import Damaged, Entry, check_files, listed, read_sealed, verify, write_sealed
 from .format1 import OldReader, read_random
 from .memory import ran_out
@@ -64,6 +65,13 @@ class Checkpoint:
         names = [name for name in sorted(self.files) if name.startswith(kind) or name == INDEX]
         with _reading(self.path):
             return verify(self.path, {name: self.files[name] for name in names[rank::world]})
+
+    def check_tensors(self) -> None:
+        """``Damaged`` unless the list of tensors has the whole model and its optimizer."""
+        with torch.device("meta"):
+            model = LanguageModel(self.model)
+        with _reading(self.path):
+            _check_names(self.reader().tensors, set(_tensors(model)), set(dict(model.named_parameters())), self.state["step"])
 
     def reader(self) -> Reader | OldReader:
         return Reader(self.path, read_index(self.path, self.files)) if self.state["format"] == FORMAT else OldReader(self.path)
@@ -238,6 +246,7 @@ class Checkpoints:
             if checkpoint.state["format"] == FORMAT:
                 tensors |= random
             dcp.load(tensors, storage_reader=reader, no_dist=self.no_dist)
+            _check_moments(parameters, optimizer, checkpoint.state["step"])
             if random and checkpoint.state["format"] != FORMAT:
                 random = {f"random.{device}": x for device, x in read_random(path, self.world.rank).items()}
             for name, x in random.items():
@@ -266,6 +275,14 @@ def _check_names(tensors: Iterable[str], model: set[str], parameters: set[str], 
         raise ValueError(f"it has {min(other)}, which this model and its optimizer do not have")
 
 
+def _check_moments(parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, done: int) -> None:
+    """ValueError for a state that no run leaves behind: nothing else would notice damage in a checkpoint of format 1."""
+    states = {name: optimizer.state.get(p, {}) for name, p in parameters.items()}
+    if wrong := next((name for name, s in states.items() if s and not 0 <= float(s["step"]) <= done), None):
+        raise ValueError(f"it has {float(states[wrong]['step']):g} updates of {wrong}, and the run made {done}")
+    check_moments([(name, parameters[name], key, s[key]) for name, s in states.items() if s for key in MOMENTS[1:]])
+
+
 def sweep(folder: Path) -> None:
     """Remove what an interrupted save or deletion left in a folder of checkpoints."""
     for leftover in (*folder.glob(".step-*"), *folder.glob(".deleted-*")):
@@ -283,7 +300,7 @@ def remove(path: Path) -> None:
     try:
         shutil.rmtree(path if path.name.startswith(".") else hide(path))
     except OSError as error:
-        print(f"ngpt: {path} could not be deleted ({error.strerror}); training continues.", file=sys.stderr)
+        print(printable(f"ngpt: {path} could not be deleted ({error.strerror}); training continues."), file=sys.stderr)
 
 
 def _why(error: BaseException) -> str:

@@ -46,7 +46,7 @@ class Feed:
 
     def __init__(self, loader: Loader, rows: int, device: torch.device, ahead: bool):
         self.loader, self.rows, self.device = loader, rows, device
-        self.thread = ThreadPoolExecutor(1, "ngpt-feed") if ahead else None
+        self.thread = ThreadPoolExecutor(1, "ngpt-feed", self._enter) if ahead else None
         self.stream = torch.cuda.Stream(device) if ahead and device.type == "cuda" else None
         self.coming: tuple[list[int], Future] | None = None  # where it begins, and the batch
 
@@ -64,6 +64,11 @@ class Feed:
             for x in fed.tensors():
                 x.record_stream(now)  # its memory is not used again before this stream is done with it
         return fed
+
+    def _enter(self) -> None:
+        """A new thread is on GPU 0, whatever the rank's own is, and would open a context there: half a gigabyte per rank."""
+        if self.stream is not None:
+            torch.cuda.set_device(self.stream.device)
 
     def _begin(self) -> None:
         assert self.thread is not None

@@ -11,6 +11,7 @@ Master weights, optimizer state and reductions stay in float32.
 
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +37,13 @@ class Float8Products(TorchFunctionMode):
             from torchao.float8.config import Float8LinearConfig
             from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
             from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
-        except ImportError:
-            raise ValueError("--float8 needs the package torchao: pip install torchao, or leave the flag out.") from None
+        except ImportError as error:
+            if find_spec("torchao") is None:
+                raise ValueError("--float8 needs the package torchao: pip install torchao, or leave the flag out.") from None
+            raise ValueError(
+                f"--float8: the installed torchao does not fit torch {torch.__version__} ({error}). Install one that does "
+                "(torch 2.9 needs torchao 0.17 or older), or leave the flag out."
+            ) from None
         super().__init__()
         self.config = Float8LinearConfig(emulate=emulate)
         gemms = (self.config.gemm_config_output, self.config.gemm_config_grad_input, self.config.gemm_config_grad_weight)

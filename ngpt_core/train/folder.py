@@ -84,7 +84,8 @@ def take(folder: Path) -> Lock:
             file.close()
             raise ValueError(f"{folder} is being trained by {who}: wait for it or stop it, or choose another --out.") from None
         except (OSError, AttributeError):
-            print(f"ngpt: this file system has no locks: make sure that nothing else trains into {folder}.", file=sys.stderr)
+            text = f"ngpt: this file system has no locks: make sure that nothing else trains into {folder}."
+            print(printable(text), file=sys.stderr)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
                 break
@@ -189,7 +190,8 @@ class RunFolder:
                 remove(leftover) if leftover.is_dir() else leftover.unlink()
         if (export := self.path / "export").is_dir():
             start = run.checkpoint.path if run.checkpoint else "its start"
-            print(f"{export} is removed: the run continues from {start} and exports its model again.", file=sys.stderr)
+            text = f"{export} is removed: the run continues from {start} and exports its model again."
+            print(printable(text), file=sys.stderr)
             remove(hide(export))
         tokenizer = corpora[0][0].tokenizer()
         used = [

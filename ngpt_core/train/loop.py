@@ -17,6 +17,7 @@ from functools import cache, partial
 import torch
 
 from .. import native, recipe
+from ..files import printable
 from ..nn.model import LanguageModel
 from ..seal import Damaged
 from .checkpoint import newest
@@ -37,7 +38,7 @@ __all__ = ["dry_run", "train"]
 def train(run: Run) -> int:
     """Train, or continue, until the run's last step. Returns the process's exit status: 0, or 143 if a signal asked to stop."""
     if run.finished:
-        print(f"{run.folder} is finished: {run.steps} steps. Nothing to do.", file=sys.stderr)
+        print(printable(f"{run.folder} is finished: {run.steps} steps. Nothing to do."), file=sys.stderr)
         return 0
     check_loggers(run.config)
     world, folder, lock, why = start(run.config), RunFolder(run.folder), None, ""
@@ -180,7 +181,7 @@ def _go_back(trainer: Trainer, damage: Corrupted) -> None:
         ) from None
     if trainer.world.main:
         action = f"training goes back to {checkpoint.path} and repeats {done - trainer.t} steps"
-        print(f"\nngpt: {damage} Therefore {action}.", file=sys.stderr)
+        print(printable(f"\nngpt: {damage} Therefore {action}."), file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -27,9 +27,14 @@ def recomputed(forward: Callable, how: str) -> Callable:
     if how == "full":
         return once
 
+    def policy(context: object, op: object, *args: object, **kwargs: object) -> object:
+        policies = torch_checkpoint.CheckpointPolicy
+        return policies.MUST_SAVE if _is_product(op) else policies.PREFER_RECOMPUTE
+
     def contexts() -> tuple[Any, ...]:
-        save = torch_checkpoint.CheckpointPolicy.MUST_SAVE
-        return tuple(map(_only_products, torch_checkpoint.create_selective_checkpoint_contexts(lambda *_, **__: save)))
+        modes = torch_checkpoint.create_selective_checkpoint_contexts(policy)
+        # A compiler takes the policy of each operator from these modes, and keeps what has none.
+        return modes if torch.compiler.is_compiling() else tuple(map(_only_products, modes))
 
     return partial(once, context_fn=contexts)
 

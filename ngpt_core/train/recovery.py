@@ -78,7 +78,7 @@ def set_aside(run: Path, damaged: list[tuple[Path, str]], step: int) -> None:
             aside, number = path.with_name(f"damaged-{path.name}-{number}"), number + 1
         os.replace(path, aside)
         print(f"ngpt: {printable(_cause(reason))}. It is set aside as {aside.name}.", file=sys.stderr)
-    print(f"ngpt: {run} continues from step {step}; {trained - step} steps are repeated.", file=sys.stderr)
+    print(printable(f"ngpt: {run} continues from step {step}; {trained - step} steps are repeated."), file=sys.stderr)
 
 
 def _agreed(world: World, action: Callable[[], object]) -> str | None:

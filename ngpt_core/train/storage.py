@@ -110,17 +110,38 @@ def read_index(folder: Path, files: dict[str, Entry]) -> dict[str, TensorStorage
     """Every tensor in index.json, with its parts. ValueError if they are not whole."""
     tensors, room = {}, {name: about["bytes"] for name, about in files.items()}
     for name, about in read_json(folder / INDEX).items():
-        dtype, shape, chunks = DTYPES[about["dtype"]], torch.Size(about["shape"]), []
-        for file, offset, sizes in about["parts"]:
-            inside = all(0 <= o and 0 <= n and o + n <= d for o, n, d in zip(offset, sizes, shape, strict=True))
-            room[file] -= math.prod(sizes) * dtype.itemsize
-            if not inside or room[file] < 0:
-                raise ValueError(f"{INDEX} and {file} disagree about {name}")
-            chunks.append(_Part(torch.Size(offset), torch.Size(sizes), file))
-        if len({part.offsets for part in chunks}) != len(chunks) or sum(math.prod(p.sizes) for p in chunks) != math.prod(shape):
+        try:
+            dtype, shape = DTYPES[about["dtype"]], torch.Size(about["shape"])
+            chunks = [_Part(torch.Size(offset), torch.Size(sizes), file) for file, offset, sizes in about["parts"]]
+            for part in chunks:
+                room[part.file] -= math.prod(part.sizes) * dtype.itemsize
+                if room[part.file] < 0:
+                    raise ValueError(f"{INDEX} and {part.file} disagree about {name}")
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"{INDEX} does not describe {name} as a tensor in these files ({error!r})") from None
+        if not _is_whole(shape, chunks):
             raise ValueError(f"{INDEX} does not have all of {name}")
         tensors[name] = TensorStorageMetadata(TensorProperties(dtype), shape, list(chunks))
     return tensors
+
+
+def _is_whole(shape: torch.Size, parts: list["_Part"]) -> bool:
+    """Whether the parts are a grid that fills the tensor: each dimension is cut at the same places everywhere, without a gap
+    or an overlap, and each combination of the pieces is there once."""
+    parts = [part for part in parts if 0 not in part.sizes]  # a rank may hold nothing of a small tensor
+    if 0 in shape or any(len(part.sizes) != len(shape) or len(part.offsets) != len(shape) for part in parts):
+        return not parts
+    cells = 1
+    for i, length in enumerate(shape):
+        cuts, end = sorted({(part.offsets[i], part.sizes[i]) for part in parts}), 0
+        for begin, size in cuts:
+            if begin != end or size < 0:
+                return False
+            end = begin + size
+        if end != length:
+            return False
+        cells *= len(cuts)
+    return len({part.offsets for part in parts}) == len(parts) == cells
 
 
 class _Part(ChunkStorageMetadata):

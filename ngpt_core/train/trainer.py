@@ -239,7 +239,7 @@ class Trainer:
             self.loader.load_state_dict(state["data"])
             self.schedule.load_state_dict(state["schedule"], re_anchor=state["steps"] != self.run.steps)
         except (LookupError, TypeError) as error:
-            raise Damaged(f"{checkpoint.path / 'state.json'} was damaged or edited ({error!r}): restore it.") from None
+            raise Damaged(f"{checkpoint.path / 'state.json'} was damaged or edited ({error!r})") from None
         if self.sentinel:
             self.sentinel.reset()
 

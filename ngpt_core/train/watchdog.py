@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from ..files import printable
 from .checkpoint import newest
 
 __all__ = ["EXIT", "Watchdog"]
@@ -205,7 +206,7 @@ class Watchdog:
         stacks, last = self.folder / f"stacks-rank-{self.rank:05d}.txt", newest(self.folder)
         action = f"continue from {last} with --resume" if last else "start the run again"
         text = f"ngpt: rank {self.rank} ends, {self._stuck:.0f} s after its last progress: {verdict}. Stacks: {stacks}."
-        text += f" To go on, {action}."
+        text = printable(f"{text} To go on, {action}.")
         with contextlib.suppress(OSError, ValueError), open(stacks, "w") as file:
             print(text, file=file, flush=True)
             faulthandler.dump_traceback(file)

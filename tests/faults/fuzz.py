@@ -84,6 +84,27 @@ def _states(place: cases.Place) -> Callable:
     return case
 
 
+def _settings(place: cases.Place) -> Callable:
+    """What a user writes into a group between two steps, and what the constructors get."""
+    group = ng.GatedAdamW([torch.nn.Parameter(torch.ones(2, 3))]).param_groups[0]
+    names = [name for name in group if name not in ("params", "alpha")]  # alpha: of a group, not an argument
+
+    def case(where: str, at: int, new: object) -> str:
+        p = torch.nn.Parameter(torch.ones(2, 3))
+        optimizer = ng.GatedAdamW([p], unit_dim=-1)
+        p.grad = torch.ones_like(p)
+        if where == "schedule":
+            arguments = {"total_steps": 10} | {("total_steps", "decay", "warmup", "warmup_share", "cap_warmup")[at % 5]: new}
+            return cases.called(lambda: ng.Schedule(optimizer, **arguments))
+        if where == "constructor":
+            return cases.called(lambda: ng.GatedAdamW([p], **{names[at % len(names)]: new}))
+        optimizer.step()
+        optimizer.param_groups[0][names[at % len(names)]] = new
+        return cases.called(optimizer.step)
+
+    return case
+
+
 def _generation(place: cases.Place) -> Callable:
     model, tokens = ng.load(place.run / "export"), torch.zeros(1, 2, dtype=torch.long)
 
@@ -139,6 +160,7 @@ CASES: dict[str, tuple[Callable, tuple]] = {
     "safetensors": (_tensors, (AT, st.binary(min_size=1, max_size=8), st.one_of(st.none(), AT))),
     "configs": (_config, (AT, JSON)),
     "states": (_states, (st.sampled_from(["optimizer", "schedule"]), AT, JSON)),
+    "settings": (_settings, (st.sampled_from(["group", "schedule", "constructor"]), AT, JSON)),
     "generation": (_generation, (NUMBERS, NUMBERS, NUMBERS, NUMBERS)),
 }
 if importlib.util.find_spec("tokenizers") is not None:

@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -39,6 +39,8 @@ import processes  # noqa: E402
 import ranks as rank_cases  # noqa: E402
 import torch  # noqa: E402
 from fuzz import CASES, fuzz  # noqa: E402
+
+from ngpt_core.files import write_json  # noqa: E402
 
 RUNS = {  # the runs whose file-system calls are recorded
     "plain": {},
@@ -115,7 +117,7 @@ def flips(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
 def fuzzed(deadline: float, args: argparse.Namespace) -> dict[str, Counter]:
     place, found = cases.Place(Path(tempfile.mkdtemp())), {}
     slow = {"sealed files": 10, "flags": 20}  # these run a command: fewer of them
-    for kind in CASES:
+    for kind in sorted(CASES, key=lambda kind: slow.get(kind, 1)):  # if the time ends early, the cheap ones have been tried
         outcomes: Counter = Counter()
         wanted = args.fuzz // slow.get(kind, 1)
         for start in range(0, wanted, 100):
@@ -165,28 +167,31 @@ def main() -> int:
     torch.set_num_threads(1)
     logging.getLogger("ngpt_core").setLevel(logging.ERROR)  # warnings about folders without a seal
     begin = time.monotonic()
-    found: dict = {}
-    left = sum(SHARES[part] for part in args.only)
+    left, total, bad = sum(SHARES[part] for part in args.only), 0, 0
     for part in args.only:
         rest = begin + 60 * args.minutes - time.monotonic()
         outcomes = PARTS[part](time.monotonic() + rest * SHARES[part] / left, args)
         left -= SHARES[part]
         for name, counts in outcomes.items():
-            if counts:  # otherwise there was no time for it
-                found[name] = dict(sorted(counts.items()))
             print(f"{name}: {counts}", flush=True)
+        total, bad = store(part, outcomes)  # after each part: a run that is interrupted keeps what it has counted
+    print(f"{total:,} cases, {bad} failures")
+    return 1 if bad else 0
+
+
+def store(part: str, outcomes: Mapping[str, Mapping]) -> tuple[int, int]:
+    """Write the counts of a part to results.json, in place of its earlier ones. Returns (cases, failures) of all parts."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    dates = kept.get("dates", dict.fromkeys(PARTS, kept.get("date")))
-    dates |= dict.fromkeys(args.only, f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}")
-    found |= {k: v for k, v in kept.items() if k.split(",")[0] in PARTS and k.split(",")[0] not in args.only}
+    dates = kept.get("dates", {}) | {part: f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}"}
+    found = {k: v for k, v in kept.items() if k.split(",")[0] in PARTS and k.split(",")[0] != part}
+    found |= {name: dict(sorted(counts.items())) for name, counts in outcomes.items() if counts}  # else there was no time
+    found = {k: found[k] for k in sorted(found, key=lambda k: list(PARTS).index(k.split(",")[0]))}
     counts_of = [counts for name, counts in found.items() if name != "leaks"]
     bad = sum(count for counts in counts_of for name, count in counts.items() if name in cases.BAD)
     total = sum(sum(counts.values()) for counts in counts_of)
-    about: dict = {"dates": dates, "torch": torch.__version__}
-    about |= {"python": platform.python_version(), "cases": total, "failures": bad}
-    RESULTS.write_text(json.dumps(about | found, indent=1) + "\n")
-    print(f"{total:,} cases, {bad} failures")
-    return 1 if bad else 0
+    about = {"dates": dates, "torch": torch.__version__, "python": platform.python_version(), "cases": total, "failures": bad}
+    write_json(RESULTS, about | found)
+    return total, bad
 
 
 if __name__ == "__main__":

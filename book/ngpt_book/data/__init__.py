@@ -7,6 +7,7 @@ lgp.json        make_lgp.py        chapter 3: s_z and gradient norms over a smal
 rehearsal.json  make_rehearsal.py  chapter 11: simulated steps, before and after their counts were brought down
 motion.json     make_motion.py     the training animations: snapshots of one run of GPT and one of nGPT
 scaling.json    make_scaling.py    chapter 11: the simulated steps of benchmarks/cluster.py, up to 4,096 ranks
+switches.json   make_switches.py   chapter 13: the small runs of benchmarks/switches.py
 """
 
 import json

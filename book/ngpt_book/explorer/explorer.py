@@ -165,9 +165,10 @@ class Explorer:
         self._labels = labels.named(frame, shown)
         self._moved: list[binding.Binding] = []
         self._known: dict[bytes, np.ndarray] = {}  # what a cell draws -> places
+        labels.tightened(frame)
+        self._frame, self._tree = frame, binding.tree_of(frame)
         if self._labels is None:
             return
-        self._frame, self._tree = frame, binding.tree_of(frame)
         self._like = self._labels.shares(shown, self._labels.places(shown)[0])
         for number in self._labels.annotations:
             for letter in "xy":

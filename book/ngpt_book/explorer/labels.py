@@ -16,12 +16,15 @@ import plotly.graph_objects as go
 from ..theme import TEMPLATE
 from .svg.plane import Plane
 
-__all__ = ["Labels", "named"]
+__all__ = ["Labels", "named", "tightened"]
 
 MOST = 6  # names in a figure; more have a legend
-WIDE, HIGH, CHARACTER, HALF = 300.0, 250.0, 6.3, 6.0  # the plot on a phone, and its type
-POINTS, ANCHORS = 72, 32  # of a curve: those that count as obstacles, and those beside which its name may stand
+WIDE, HIGH, CHARACTER, HALF = 290.0, 250.0, 7.2, 6.0  # the plot on a phone, and its type
+POINTS, MOST_POINTS, APART = 72, 800, 8.0  # of a curve that count as obstacles; a rough one has more, so many pixels apart
+ANCHORS = 32  # of a curve, beside which its name may stand
 CLOSE = 1.0  # pixels between a name and a curve
+TOP = 16  # pixels above the plot where nothing stands
+SOLIDS = ("scatter3d", "surface")
 _COLORWAY = TEMPLATE.layout.colorway
 
 
@@ -37,13 +40,13 @@ class Labels:
         """[n, 2] coordinates of the annotations, NaN for a curve out of sight; and whether every name stands free.
 
         tree: the figure (``binding.tree_of``). like: places to prefer, as shares of the axes."""
-        curves, axes = _curves(tree, self.traces)
-        placed: list[tuple[np.ndarray, float]] = []
+        curves, axes, placed = _curves(tree, self.traces)
+        guides = [points for i, points in curves.items() if i not in self.traces and not _is_obstacle(tree["data"][i])]
         found, free = np.full((len(self.traces), 2), np.nan), True
         for k, (trace, width) in enumerate(zip(self.traces, self.widths, strict=True)):
             rest = [points for other, points in curves.items() if other != trace and _is_obstacle(tree["data"][other])]
             wanted = None if like is None else like[k]
-            best = _best(curves[trace], np.concatenate(rest) if rest else None, axes[trace], width / 2, placed, wanted)
+            best = _best(curves[trace], rest, guides, axes[trace], width / 2, placed, wanted)
             if best is None:
                 continue
             center, good = best
@@ -58,20 +61,20 @@ class Labels:
         """What the places depend on: while it is the same, they are."""
         parts = [np.asarray(axis.get("range", ()), float) for name, axis in tree["layout"].items() if "axis" in name]
         for i, trace in enumerate(tree["data"]):
-            if i in self.traces or _is_obstacle(trace):
+            if i in self.traces or _is_line_of(trace) or _has_text(trace):
                 parts += [np.asarray(trace[key]) for key in "xy" if trace.get(key) is not None]
         return b"".join(part.astype("U" if part.dtype == object else part.dtype).tobytes() for part in parts)
 
     def shares(self, tree: dict, places: np.ndarray) -> np.ndarray:
         """The places as shares of their axes."""
-        _, axes = _curves(tree, self.traces)
+        axes = _curves(tree, self.traces)[1]
         ends = np.array([[axis.range for axis in axes[trace]] for trace in self.traces])
         return (places - ends[..., 0]) / (ends[..., 1] - ends[..., 0])
 
 
 def named(figure: go.Figure, tree: dict) -> Labels | None:
     """Give the lines of a figure their names in the plot instead of in the legend, if there is room for all of them."""
-    if figure.layout.showlegend is False or any(t.type in ("scatter3d", "surface") for t in figure.data):
+    if figure.layout.showlegend is False or any(t.type in SOLIDS for t in figure.data):
         return None
     listed = [t.name is not None and t.visible in (None, True) and t.showlegend is not False for t in figure.data]
     lines = [i for i, t in enumerate(figure.data) if listed[i] and t.type == "scatter" and _is_line(t)]
@@ -97,32 +100,65 @@ def named(figure: go.Figure, tree: dict) -> Labels | None:
     return labels
 
 
+def tightened(figure: go.Figure) -> None:
+    """Take away the room above a flat figure if it has neither a legend nor a title."""
+    layout, listed = figure.layout, [t for t in figure.data if t.showlegend is not False]
+    without = layout.showlegend is False or (layout.showlegend is None and len(listed) < 2)
+    titled = layout.title.text or any(n.yref == "paper" and (n.y or 0) > 0.95 for n in layout.annotations)
+    if without and not titled and layout.margin.t is None and not any(t.type in SOLIDS for t in figure.data):
+        figure.update_layout(margin_t=TOP)
+
+
 def _is_line(trace: go.Scatter) -> bool:
     return "lines" in (trace.mode or "lines") and (trace.line.width is None or trace.line.width > 0)
 
 
+def _is_line_of(trace: dict) -> bool:
+    return trace["type"] == "scatter" and "lines" in (trace.get("mode") or "lines")
+
+
 def _is_obstacle(trace: dict) -> bool:
-    """Must names keep away from it? From lines, but not from points, nor from lines that only guide the eye."""
-    if trace["type"] != "scatter":
-        return False
-    points = trace["y"] if trace.get("y") is not None else trace["x"]
-    return "lines" in (trace.get("mode") or "lines") and len(points) > 2
+    """Must names keep away from it? From lines, but not from points. From lines that only guide the eye, if they can."""
+    points = trace["y"] if trace.get("y") is not None else trace.get("x", ())
+    return _is_line_of(trace) and len(points) > 2
 
 
-def _curves(tree: dict, wanted: tuple[int, ...]) -> tuple[dict[int, np.ndarray], dict[int, tuple]]:
-    """Of each wanted line, and of each that is in the way: [m, 2] pixels along it, and its two axes."""
+def _has_text(trace: dict) -> bool:
+    return trace["type"] == "scatter" and "text" in (trace.get("mode") or "") and trace.get("text") is not None
+
+
+def _texts(trace: dict, points: np.ndarray) -> list[tuple[np.ndarray, float]]:
+    """The centers of the texts at the points of a trace, and half their widths."""
+    texts = [trace["text"]] * len(points) if isinstance(trace["text"], str) else trace["text"]
+    up, _, side = (trace.get("textposition") or "middle center").partition(" ")
+    found = []
+    for point, text in zip(points, texts):
+        half = CHARACTER * len(re.sub(r"<[^>]*>", "", str(text))) / 2
+        move = [{"left": -half - 4, "right": half + 4}.get(side, 0.0), {"top": -HALF - 4, "bottom": HALF + 4}.get(up, 0.0)]
+        if half and np.isfinite(point).all():
+            found.append((point + move, half))
+    return found
+
+
+def _curves(
+    tree: dict, wanted: tuple[int, ...]
+) -> tuple[dict[int, np.ndarray], dict[int, tuple], list[tuple[np.ndarray, float]]]:
+    """Of each wanted line, and of each other: [m, 2] pixels along it, and its two axes; and the texts at points."""
     seen = {i: t for i, t in enumerate(tree["data"]) if t.get("visible", True) is True}
     flat = {i: t for i, t in seen.items() if t["type"] in ("scatter", "bar", "heatmap")}
     plane = Plane(list(flat.values()), tree["layout"], (0.0, 0.0, WIDE, HIGH))
-    curves, axes = {}, {}
+    curves, axes, texts = {}, {}, []
     for i, trace in flat.items():
-        if i not in wanted and not _is_obstacle(trace):
+        if i not in wanted and not _is_line_of(trace) and not _has_text(trace):
             continue
         axes[i] = plane.pair(trace)
         x, y = (axis.at(v) for axis, v in zip(axes[i], plane.values(trace), strict=True))
         points = np.stack([x[: len(y)], y[: len(x)]], 1)
-        curves[i] = _spread(_stairs(points, (trace.get("line") or {}).get("shape")))
-    return curves, axes
+        if _has_text(trace):
+            texts += _texts(trace, points)
+        if i in wanted or _is_line_of(trace):
+            curves[i] = _spread(_stairs(points, (trace.get("line") or {}).get("shape")))
+    return curves, axes, texts
 
 
 def _stairs(points: np.ndarray, shape: str | None) -> np.ndarray:
@@ -139,7 +175,8 @@ def _spread(points: np.ndarray) -> np.ndarray:
     length = np.concatenate([[0.0], np.cumsum(np.nan_to_num(np.minimum(steps, 2 * (WIDE + HIGH))))])
     if not length[-1] > 0:
         return points[np.isfinite(points).all(1)]
-    at = np.interp(np.linspace(0, length[-1], POINTS), length, np.arange(len(points)))
+    count = int(np.clip(length[-1] / APART, POINTS, MOST_POINTS))
+    at = np.interp(np.linspace(0, length[-1], count), length, np.arange(len(points)))
     low = np.minimum(at.astype(int), len(points) - 2)
     found = points[low] + (at - low)[:, None] * (points[low + 1] - points[low])
     return found[np.isfinite(found).all(1)]
@@ -151,8 +188,8 @@ def _gap(center: np.ndarray, half: float, points: np.ndarray) -> np.ndarray:
     return np.hypot(*np.maximum(away, 0.0).transpose(2, 0, 1)).min(1)
 
 
-def _best(curve, others, axes, half: float, placed: list, wanted) -> tuple[np.ndarray, bool] | None:
-    """The center of a name, and whether it stands free; None if the curve is out of sight."""
+def _best(curve, others, guides, axes, half: float, placed: list, wanted) -> tuple[np.ndarray, bool] | None:
+    """The center of a name, and whether it stands free; None if the curve is out of sight. A name on a guide is still free."""
     (left, right), (top, bottom) = (sorted((axis.start, axis.stop)) for axis in axes)
     seen = curve[
         (curve[:, 0] >= left - 1) & (curve[:, 0] <= right + 1) & (curve[:, 1] >= top - 1) & (curve[:, 1] <= bottom + 1)
@@ -164,13 +201,15 @@ def _best(curve, others, axes, half: float, placed: list, wanted) -> tuple[np.nd
     moves = np.array([[0, -up], [0, up], [side, 0], [-side, 0], [side, -up], [-side, -up], [side, up], [-side, up]])
     centers = (anchors[:, None] + moves[None]).reshape(-1, 2)
     inside = np.clip(centers, [left + half + 1, top + HALF], [max(right - half - 1, left + half + 1), bottom - HALF])
-    mine, rest = _gap(inside, half, seen), np.full(len(inside), 99.0)
-    if others is not None and len(others):
-        rest = _gap(inside, half, others)
+    mine = _gap(inside, half, seen)
+    rest, guide = (
+        _gap(inside, half, np.concatenate(x)) if any(map(len, x)) else np.full(len(inside), 99.0) for x in (others, guides)
+    )
     clash = np.zeros(len(inside))
     for center, reach in placed:
         clash += (np.abs(inside - center) < [half + reach + 3, 2 * HALF]).all(1)
-    cost = 400 * clash + 150 * (mine < CLOSE) + 200 * (rest < CLOSE) + 1.5 * mine - 0.7 * np.minimum(rest, 30)
+    cost = 400 * clash + 150 * (mine < CLOSE) + 200 * (rest < CLOSE) + 40 * (guide < CLOSE)
+    cost += 1.5 * mine - 0.7 * np.minimum(rest, 30)
     cost += np.where(rest < mine, 25.0, 0.0)  # nearer to another curve than to its own
     if wanted is not None and np.isfinite(wanted).all():
         ends = np.array([[axis.start, axis.stop] for axis in axes])

@@ -12,6 +12,7 @@ picture, in a box of the drawing's size.
 import hashlib
 import html
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -32,7 +33,6 @@ HERE = Path(__file__).parent
 SHORT = 24  # a still array up to this length is written out, a longer one is packed
 SOURCES = ("grid.js", "text.js", "paint.js", "scene.js", "ghost.js", "save.js", "touch.js", "explorer.js")
 NARROW = 340  # the height on a phone of a figure that does not choose its own: paint.js
-SOLIDS = {"scatter3d", "surface"}
 
 _seen: Counter[str] = Counter()
 
@@ -125,7 +125,8 @@ def panel(ident: str, params: Mapping[str, Slider], readout: Sequence[str]) -> s
             f'data-symbol="{html.escape(symbol)}" aria-valuetext="{shown}" autocomplete="off">'
             f'<output for="{tied}"{hidden}>{shown}</output></div>'
         )
-    texts = "".join(f'<span class="ngx-reading">{text}</span>' for text in readout)
+    whole = (re.sub(r"[\d.]+e[-+]\d+", r"<span>\g<0></span>", text) for text in readout)  # as in explorer.js
+    texts = "".join(f'<span class="ngx-reading">{text}</span>' for text in whole)
     return (
         f'<div class="ngx-panel" inert>{"".join(rows)}<div class="ngx-foot">'
         f'<div class="ngx-readout" role="status">{texts}</div>'
@@ -148,7 +149,7 @@ def _buttons(p: Slider, name: str) -> str:
 def block(ident: str, spec: dict, *, still: str, alt: str, setting: str = "", panel: str = "") -> str:
     """The whole drawing as HTML. ``setting``: what the still picture shows, for paper and pages without scripts."""
     kind, key = ("explorer", html.escape(spec["key"])) if panel else ("picture", "figure")
-    solid = "solid" if SOLIDS & {trace.get("type") for trace in spec["data"]} else "flat"
+    solid = "solid" if any(trace.get("type") in labels.SOLIDS for trace in spec["data"]) else "flat"
     height = spec["layout"].get("height") or TEMPLATE.layout.height
     narrow = spec["layout"].get("height") or NARROW
     under = f'<p class="ngx-setting">{setting}</p>' if setting else ""
@@ -175,6 +176,7 @@ class Picture:
         if placed := labels.named(self.figure, tree):
             for number, (x, y) in zip(placed.annotations, placed.places(tree)[0], strict=True):
                 self.figure.layout.annotations[number].update(x=x, y=y)
+        labels.tightened(self.figure)
 
     def to_html(self) -> str:
         ident = unique_id(hashlib.sha1(self.alt.encode()).hexdigest()[:8])

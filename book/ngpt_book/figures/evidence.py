@@ -1,7 +1,7 @@
 """What did our own runs find? The data and the drawings of chapter 9.
 
-``evidence.json`` is made by benchmarks/evidence/analyse.py from the table of all runs (benchmarks/evidence/results/runs.jsonl).
-This file only draws.
+``evidence.json`` is made by benchmarks/evidence/analyse.py from the tables of all runs (benchmarks/evidence/results). This file
+only draws.
 
     comparison   of GPT and nGPT with the same blocks, data, batches and tokens, each with its tuned numbers, on three seeds
     round        which numbers: 0 is A, tuned on the smallest dense model; 1 is B, with betas and warmup of the smallest hybrid
@@ -102,61 +102,76 @@ def ratios_figure() -> go.Figure:
         marker={"symbol": "triangle-right", "size": 10, "color": COLORS["grey"]},
         hovertemplate="does not reach GPT<extra></extra>",
     )  # fmt: skip
-    for x, color in ((1.0, GPT), (0.5, COLORS["grey"])):
-        figure.add_vline(x=x, line={"color": color, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="token ratio", range=[0.4, 1.45], tickvals=[0.4, 0.6, 0.8, 1.0, 1.2, 1.4])
+    for x, color, words in ((1.0, GPT, "as many as GPT"), (0.5, COLORS["grey"], "half")):
+        line = {"color": color, "width": 1, "dash": "dot"}
+        figure.add_vline(x=x, line=line, annotation_text=words, annotation_position="top")
+    figure.update_xaxes(title="← better &nbsp; token ratio", range=[0.4, 1.45], tickvals=[0.4, 0.6, 0.8, 1.0, 1.2, 1.4])
     figure.update_yaxes(categoryorder="array", categoryarray=[short(n) for n in names])
-    figure.update_layout(height=160 + 30 * len(names), margin={"l": 150, "t": 12})
+    figure.update_layout(height=180 + 30 * len(names), margin={"l": 150, "t": 28})
     return figure
 
 
-def _ratios_over(x: str, groups: dict[str, tuple[list[dict], str, float]]) -> go.Figure:
-    """The token ratio over a field ``x`` of comparisons, in groups {name: (comparisons, color, factor that shifts it)}. Each
-    seed is a ring, or a triangle at the edge if it does not reach GPT; then there is no mean."""
+# ---- the map ---------------------------------------------------------------------------------------------------------
+OVER = {"tokens per parameter": "tokens_per_parameter", "parameters": "active", "context": "context"}
+_COLORS = {"0.2M": COLORS["teal"], "0.5M": COLORS["gold"], "1M": NGPT, "3M": COLORS["magenta"]}
+_TICKS = {2.5: "2.5", 5: "5", 10: "10", 20: "20", 40: "40", 128: "128", 512: "512", 1024: "1,024", 2048: "2,048",
+          2e5: "0.2M", 5e5: "0.5M", 1e6: "1M", 3e6: "3M"}  # fmt: skip
+
+
+def _points() -> list[dict]:
+    """Every comparison that has a ratio: of the first round with A or B, and of the second round."""
+    first = [{**f, "numbers": "AB"[f["round"]], "context": SEQUENCE} for f in COMPARISONS.values()]
+    second = [{**f, "numbers": "second round"} for f in DATA["second"]["comparisons"]]
+    return [f for f in (*first, *second) if f["ratio"]]
+
+
+NUMBERS = tuple(dict.fromkeys(f["numbers"] for f in sorted(_points(), key=lambda f: len(f["numbers"]))))
+CONTEXTS = sorted({f["context"] for f in _points()})
+SIZES = {size: color for size, color in _COLORS.items() if any(f["model"].endswith(f"-{size}") for f in _points())}
+_MOST = 6  # comparisons of one size
+
+
+def mapped(over: str, kind: str, numbers: str) -> dict:
+    """The ratios of one kind of model, with their intervals (nan: open), for each size over one field of the comparisons."""
+    found, v = [f for f in _points() if f["model"].startswith(kind) and f["numbers"] == numbers], {}
+    for size in SIZES:
+        mine = sorted((f for f in found if f["model"].endswith(f"-{size}")), key=lambda f: (f[OVER[over]], f["tokens"]))
+        assert len(mine) <= _MOST, "more comparisons of a size than the map has places for"
+        x, y, ends, at = (np.full(n, np.nan) for n in (_MOST, _MOST, 3 * _MOST, 3 * _MOST))
+        for i, f in enumerate(mine):
+            beside = sum(f[OVER[over]] == g[OVER[over]] for g in mine[:i])  # comparisons at one place stand side by side
+            x[i], y[i] = f[OVER[over]] * 1.05**beside, f["ratio"]
+            at[3 * i : 3 * i + 2] = x[i]
+            ends[3 * i : 3 * i + 2] = [f["ratio"] if e is None else e for e in (f["low"], f["high"])]
+        v |= {f"x{size}": x, f"y{size}": y, f"at{size}": at, f"ends{size}": ends}
+    least = min((f["ratio"] for f in found), default=np.nan)
+    return {**v, "n": len(found), "least": least}
+
+
+def map_figure(v: dict) -> go.Figure:
     figure = go.Figure()
-    for name, (mine, color, aside) in groups.items():
-        each = [(f[x] * aside, r or 1.36) for f in mine for r in f["seeds"]]
-        shapes = ["circle-open" if r else "triangle-up" for f in mine for r in f["seeds"]]
-        mine = [f for f in mine if f["ratio"]]
-        dots = {"size": 8, "color": color, "symbol": shapes}
+    for size, color in SIZES.items():
+        interval = {"color": color, "width": 1.5}
         figure.add_scatter(
-            x=[a for a, _ in each], y=[r for _, r in each], mode="markers", marker=dots, showlegend=False, hoverinfo="skip"
+            x=v[f"at{size}"], y=v[f"ends{size}"], mode="lines", line=interval, showlegend=False, hoverinfo="skip"
         )
         figure.add_scatter(
-            x=[f[x] * aside for f in mine], y=[f["ratio"] for f in mine], mode="lines+markers", name=name,
-            line={"color": color, "width": 2}, marker={"size": 10, "color": color}, error_y=_bars(mine, "ratio"),
+            x=v[f"x{size}"], y=v[f"y{size}"], mode="lines+markers", name=f"{size} parameters",
+            line={"color": color, "width": 1, "dash": "dot"}, marker={"size": 10, "color": color},
         )  # fmt: skip
-    for y in (1.0, 0.5):
-        figure.add_hline(y=y, line={"color": COLORS["grey"], "width": 1, "dash": "dot"})
-    figure.update_yaxes(title="token ratio", range=[0.4, 1.4])
+    for y, words in ((1.0, "as many tokens as GPT"), (0.5, "half: the paper's figure for 30B")):
+        line = {"color": COLORS["grey"], "width": 1, "dash": "dot"}
+        figure.add_hline(y=y, line=line, annotation_text=words, annotation_position="top right")
+    figure.update_xaxes(title="{over}", type="log", tickvals=list(_TICKS), ticktext=list(_TICKS.values()))
+    figure.update_yaxes(title="token ratio (lower is better)", range=[0.4, 1.15])
     return figure
 
 
-def sizes_figure() -> go.Figure:
-    """The token ratio over the number of active parameters, with about 2.5 tokens per parameter."""
-    kinds = {"hybrid, B": ("hybrid", 1, NGPT, 1.0), "hybrid, A": ("hybrid", 0, COLORS["teal"], 0.95),
-             "dense, B": ("dense", 1, COLORS["magenta"], 1.1), "dense, A": ("dense", 0, COLORS["gold"], 1.05)}  # fmt: skip
-    short_runs = [f for f in COMPARISONS.values() if f["tokens_per_parameter"] < 4]
-    figure = _ratios_over("active", {
-        name: ([f for f in short_runs if f["model"].startswith(kind) and f["round"] == number], color, aside)
-        for name, (kind, number, color, aside) in kinds.items()
-    })  # fmt: skip
-    ticks = {"tickvals": [2e5, 5e5, 1e6], "ticktext": ["0.2M", "0.5M", "1M"]}
-    figure.update_xaxes(title="active parameters", type="log", range=[5.2, 6.15], **ticks)
-    return figure
-
-
-def budgets_figure() -> go.Figure:
-    """The token ratio over the tokens per active parameter: the hybrids, with numbers B, by size."""
-    sizes = {"0.2M": (COLORS["teal"], 0.93), "0.5M": (COLORS["gold"], 1.0), "1M": (NGPT, 1.05)}  # side by side
-    figure = _ratios_over("tokens_per_parameter", {
-        f"hybrid {size}": ([f for f in COMPARISONS.values() if f["model"] == f"hybrid-{size}" and f["round"]], color, aside)
-        for size, (color, aside) in sizes.items()
-    })  # fmt: skip
-    ticks = ["2.5", "5", "10"]
-    figure.update_xaxes(title="tokens for each parameter", type="log", tickvals=[*map(float, ticks)], ticktext=ticks)
-    figure.update_yaxes(range=[0.4, 1.05])
-    return figure
+def second_line(f: dict) -> str:
+    """A comparison of the second round in a line."""
+    low, high = ("..." if x is None else f"{x:.2f}" for x in (f["low"], f["high"]))
+    name = f"{f['model']}, context {f['context']}, {f['tokens'] / 1e6:.1f}M tokens ({f['group']})"
+    return f"{name}: {f['difference']:+.3f}, ratio {f['bound'] or format(f['ratio'], '.2f')} [{low}, {high}]"
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
@@ -305,13 +320,18 @@ def length_figure(v: dict) -> go.Figure:
 WIDTHS = {"dense-0.2M": 64, "dense-0.5M": 96, "dense-1M": 128, "hybrid-0.2M": 64, "hybrid-0.5M": 104, "hybrid-1M": 136}
 
 
+def rule(width: int, steps: np.ndarray) -> list[float]:
+    """recipe.scaled's C for a width, over the length of the run."""
+    config = preset("pico", d_model=width)
+    return [scaled(config, round(T)).C for T in steps]
+
+
 def peaks_figure() -> go.Figure:
     """The best C over the length of the run, and recipe.scaled's. A triangle: the best is the largest one tried."""
     figure, steps = go.Figure(), np.geomspace(200, 20_000, 60)
     for width, dash in ((64, "solid"), (136, "dash")):
-        config = preset("pico", d_model=width)
         figure.add_scatter(
-            x=steps, y=[scaled(config, round(T)).C for T in steps], mode="lines", name=f"the rule, d = {width}",
+            x=steps, y=rule(width, steps), mode="lines", name=f"the rule, d = {width}",
             line={"color": COLORS["grey"], "width": 1.5, "dash": dash},
         )  # fmt: skip
     for kind, color in (("hybrid", NGPT), ("dense", COLORS["gold"])):

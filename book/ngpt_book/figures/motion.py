@@ -1,7 +1,7 @@
 """What happens during training? The animations of the chapters: a run of GPT, one of nGPT, and chapter 3's, frame by frame.
 
     race()      chapter 9     the held-out losses of both               spread()    chapter 5     sqrt(v_hat) and the gate
-    rows()      chapter 6     rows of a matrix under the cap            experts()   chapter 8     who gets the tokens
+    rows()      chapter 6     rows of a matrix under the cap            experts()   chapter 8.1   who gets the tokens
     growth()    chapter 3     s_z, and the logarithm fitted so far      writing()   chapter 11    what both write
 
 ``run()`` has the numbers behind them (data/make_motion.py), for the claims that the chapters assert.

@@ -86,14 +86,14 @@ def by_hand_figure(v: dict) -> go.Figure:
 # ---- a simulated step --------------------------------------------------------------------------------------------------
 def step_figure(step: Result) -> go.Figure:
     """Memory of one rank over a simulated step, by kind; the time is the estimate of the operators, without messages."""
-    points = step.timeline[:: max(1, len(step.timeline) // 250)]
+    points = step.outline(250)
     milliseconds = [1000 * at for at, _ in points]
     sizes = {kind: [used[i] / GIB for _, used in points] for i, kind in enumerate(KINDS)}
     sizes["activations"] = [a + b for a, b in zip(sizes["activations"], sizes.pop("temporary"))]
     figure = go.Figure()
     for part in PARTS:
-        look = {"mode": "lines", "line": {"width": 0.5, "color": COLORS[PART_COLORS[part]]}, "stackgroup": "memory"}
-        figure.add_scatter(x=milliseconds, y=sizes[part], name=part, **look)
+        look = {"line": {"width": 0.5, "shape": "hv", "color": COLORS[PART_COLORS[part]]}, "stackgroup": "memory"}
+        figure.add_scatter(x=milliseconds, y=sizes[part], name=part, mode="lines", **look)
     figure.update_xaxes(title="milliseconds of operators")
     figure.update_yaxes(title="GiB on one rank", rangemode="tozero")
     return figure.update_layout(height=400)

@@ -130,7 +130,7 @@ class _Seen:
         return after.exp().T
 
 
-def rounded(value: Any, digits: int = 3) -> Any:
+def rounded(value: Any, digits: int = 4) -> Any:
     """The same data with numbers of a few digits, and string keys, as JSON has them."""
     short = json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.{digits}g}"))
     return short

@@ -8,6 +8,8 @@ const reduced = window.matchMedia("(prefers-reduced-motion: reduce)");
 const ICONS = { Play: "M3 1.5v11l9-5.5z", Pause: "M3 1.5h3v11H3zM8 1.5h3v11H8z" };
 const icon = (name) => `<svg viewBox="0 0 14 14" width="14" height="14" aria-hidden="true"><path d="${ICONS[name]}" fill="currentColor"/></svg><span>${name}</span>`;
 
+const spelled = (text) => text.replace(/[&<>]/g, (c) => `&#${c.charCodeAt(0)};`).replace(/\b([a-z])_([a-z]+)\b/g, "$1<sub>$2</sub>");
+
 function start(element) {
   const stored = JSON.parse(element.querySelector(".ngm-data").textContent);
   const data = { ...stored, panels: stored.panels.map((marks) => marks.map(prepared)) };
@@ -28,7 +30,7 @@ function start(element) {
     slider.value = here;
     slider.style.setProperty("--at", `${(100 * frame) / last}%`);
     slider.setAttribute("aria-valuetext", `${data.labels[here]}: ${data.words[here]}`);
-    $(".ngm-words").textContent = data.words[here];
+    $(".ngm-words").innerHTML = spelled(data.words[here]);
     element.dataset.frame = frame.toFixed(3);
   }
 

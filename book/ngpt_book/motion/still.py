@@ -5,6 +5,7 @@ mark looks like here, it must look like there (tests/test_browser_motion.py comp
 """
 
 import html
+import re
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,12 @@ def mark(spec: dict[str, Any], box: Box, frame: float) -> str:
     return f'<g class="ngm-mark">{KINDS[spec["kind"]](spec, box, frame)}</g>'
 
 
+def spelled(text: str) -> str:
+    """Text for SVG; s_z gets its index."""
+    index = r'\1<tspan dy="3" font-size="10.5">\2</tspan><tspan dy="-3">&#8203;</tspan>'
+    return re.sub(r"\b([a-z])_([a-z]+)\b", index, html.escape(text))
+
+
 # ---- the picture -----------------------------------------------------------------------------------------------------
 def _axes(panel: Panel, box: Box) -> str:
     right, bottom = box.left + box.width, box.top + box.height
@@ -158,10 +165,10 @@ def _axes(panel: Panel, box: Box) -> str:
         lines += f'<path d="M{box.left:.1f} {bottom:.1f}H{right:.1f}" stroke-opacity="0.7"/>'
     if panel.x.title:
         middle = box.left + box.width / 2
-        texts += f'<text x="{middle:.1f}" y="{bottom + 34:.1f}" text-anchor="middle">{html.escape(panel.x.title)}</text>'
+        texts += f'<text x="{middle:.1f}" y="{bottom + 34:.1f}" text-anchor="middle">{spelled(panel.x.title)}</text>'
     if panel.y.title:
         start = max(4.0, box.left - panel.left + 4) if panel.y.ticks else box.left
-        texts += f'<text x="{start:.1f}" y="{box.top - 12:.1f}">{html.escape(panel.y.title)}</text>'
+        texts += f'<text x="{start:.1f}" y="{box.top - 12:.1f}">{spelled(panel.y.title)}</text>'
     return f'<g stroke="currentColor" fill="none">{lines}</g><g font-size="12" fill-opacity="0.85">{texts}</g>'
 
 
@@ -171,7 +178,7 @@ def picture(panels: list[Panel], title: str, labels: list[str], source: str, alt
     step = (layout.width - 6, 19) if not layout.stacked else (4, 39)
     anchor = "start" if layout.stacked else "end"
     head = (
-        f'<text x="4" y="19" font-size="15" font-weight="650">{html.escape(title)}</text>'
+        f'<text x="4" y="19" font-size="15" font-weight="650">{spelled(title)}</text>'
         f'<text class="ngm-step" x="{step[0]:g}" y="{step[1]}" text-anchor="{anchor}" font-size="14">{labels[frame]}</text>'
     )
     inside = ""

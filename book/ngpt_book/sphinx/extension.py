@@ -11,7 +11,7 @@ A Sphinx extension, named in ``_config.yml``: a plain ``jupyter-book build book 
    animations (``motion``) and the questions have a script each, on the pages that show them; where an exercise asks for
    Python, which no page runs, the page says so and offers the notebook;
 4. draws formulas while it builds (``mathematics.py``), and leaves out what the theme loads without need (``light.py``);
-5. numbers the figures, chapter by chapter;
+5. numbers the pages that belong to a chapter, 8.1 under 8, and the figures, page by page;
 6. drops the scripts of live kernels (thebe, widgets), which would come from other hosts;
 7. finds the repository's address (``address.py``) and builds the Colab buttons from it;
 8. keeps a formula and the punctuation around it on one line, and lets printed sentences wrap on narrow screens;
@@ -35,7 +35,7 @@ from sphinx.errors import ConfigError
 
 import ngpt_core
 
-from .. import exercises, lazy, live
+from .. import exercises, lazy, live, reading
 from ..motion import animation
 from ..questions import page as asked
 from . import address, light, mathematics, plotly_part
@@ -43,6 +43,10 @@ from . import address, light, mathematics, plotly_part
 PACKAGES = (Path(ngpt_core.__file__).parent, Path(__file__).parents[1])
 SOURCES = (".py", ".js", ".css", ".cpp", ".h", ".json", ".safetensors")
 NUMBER = re.compile(r'(<span class="ngpt-number">)[^<]*(</span>)')
+CAPTION = re.compile(
+    r'(<span class="ngx-words"[^>]*>|<p class="ngm-(?:words|caption)">)(.*?)(</span> <span class="ngx-save">|</p>)'
+)
+INDEXED = re.compile(r"\b(alpha|[A-Za-z])_([A-Za-z]+)\b")  # s_z, alpha_A
 COLAB = "https://colab.research.google.com/github"
 
 
@@ -62,6 +66,7 @@ def configure(app: Sphinx, config) -> None:
         raise ConfigError(f"NGPT_BOOK_EXECUTE must be cache, force or off; got {mode!r}.")
     config.nb_execution_mode = mode
     config.html_math_renderer = "built"
+    config.nb_code_prompt_show, config.nb_code_prompt_hide = "Show the code", "Hide the code"
     config.nb_execution_cache_path = str(Path(app.outdir).parent / ".jupyter_cache" / package_hash())
     # The theme does not know placeholders: it gets the address, and shows its buttons, only once it is a real one.
     options = config.html_theme_options
@@ -107,8 +112,23 @@ def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
             node.rawsource = text
 
 
+def number_pages(app: Sphinx, env) -> list[str]:
+    """Give the pages under a chapter numbers like 8.1. Sphinx would number the sections of every page with them."""
+    changed = []
+    for page, number in reading.numbers(Path(app.srcdir) / "_toc.yml").items():
+        if "." in number and page in env.titles:
+            parts = tuple(map(int, number.split(".")))
+            title, *sections = env.tocs[page].findall(nodes.reference)
+            found = {title["anchorname"]: parts, **{section["anchorname"]: None for section in sections}}
+            if env.toc_secnumbers.get(page) != found:
+                env.toc_secnumbers[page] = found
+                changed.append(page)
+            env.titles[page]["secnumber"] = title["secnumber"] = parts
+    return changed
+
+
 def number_figures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Fill the places for numbers: the third figure of chapter 5 is Figure 5.3."""
+    """Fill the places for numbers: the third figure of chapter 5 is Figure 5.3. Symbols of captions get their index."""
     chapter = app.env.toc_secnumbers.get(docname, {}).get("", ())
     before = ".".join(map(str, [*chapter, ""]))
     count = 0
@@ -118,9 +138,13 @@ def number_figures(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         count += 1
         return f"{place[1]}Figure {before}{count}.{place[2]}"
 
+    def spelled(symbol: re.Match) -> str:
+        return f"{symbol[1].replace('alpha', 'α')}<sub>{symbol[2]}</sub>"
+
     for node in doctree.findall(nodes.raw):
         if "ngpt-number" in (text := node.astext()):
             text = NUMBER.sub(numbered, text)
+            text = CAPTION.sub(lambda caption: caption[1] + INDEXED.sub(spelled, caption[2]) + caption[3], text)
             node.children, node.rawsource = [nodes.Text(text)], text
 
 
@@ -237,6 +261,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("doctree-resolved", drop_kernels, priority=900)
     app.connect("doctree-resolved", keep_together, priority=900)
     app.connect("doctree-resolved", wrap_sentences, priority=900)
+    app.connect("env-get-updated", number_pages, priority=900)  # after Sphinx's own numbers
     app.connect("doctree-resolved", number_figures, priority=900)
     app.connect("build-finished", light.lighten)
     app.connect("html-page-context", page_scripts, priority=900)

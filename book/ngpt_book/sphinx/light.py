@@ -5,6 +5,8 @@
    theme's own style no longer declares the fonts: a browser may load them for the height of a line.
 2. The index of the search, on every page: only search.html searches.
 3. The styles of thousands of characters of formulas (mathematics.py): those that occur stay.
+
+And one thing that is too much: the theme repeats a page's title, as a second h1, for paper only.
 """
 
 import re
@@ -21,6 +23,7 @@ THEME = Path(pydata_sphinx_theme.__file__).parent / "theme/pydata_sphinx_theme/s
 _FONT_AWESOME = re.compile(r'\s*<script[^>]*src="[^"]*fontawesome\.js[^"]*"[^>]*></script>')
 _FONT = re.compile(r"@font-face\s*\{[^}]*Font Awesome[^}]*\}")
 _SEARCH = re.compile(r'\s*<script[^>]*src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"[^>]*></script>')
+_TITLE_AGAIN = re.compile(r'(<div id="jb-print-docs-body" class="onlyprint">\s*)<h1>.*?</h1>', re.DOTALL)
 _ICON = re.compile(r"\bfa-([a-z][a-z0-9-]*)")
 _CHARACTER = re.compile(r"\bmjx-c([0-9A-F]+)\b")
 _RULE = re.compile(r"([^{}]+)\{([^{}]*)\}\s*")
@@ -83,7 +86,7 @@ def lighten(app: Sphinx, exception: Exception | None) -> None:
     folder, names, found = Path(app.outdir), set(BY_SCRIPTS), set[str]()
     for path in sorted(folder.rglob("*.html")):
         before = path.read_text(encoding="utf-8")
-        text = _FONT_AWESOME.sub("", before)
+        text = _TITLE_AGAIN.sub(r"\1", _FONT_AWESOME.sub("", before))
         if path.name != "search.html":
             text = _SEARCH.sub("", text)
         if text != before:

@@ -81,6 +81,12 @@ function mark(node, keys) {
     if (twice) mark(parts[2], keys);
   } else parts.filter((part) => part && part.attributes).forEach((part) => mark(part, keys));
 }
+// The tilde of \tilde is drawn at the height of an accent, not at that of an operator.
+function raise(node) {
+  const parts = (node.childNodes || []).filter(Boolean);
+  if (node.kind === "mover" && keyOf(parts[1]) === "~") parts[1].childNodes[0].setText("\u02DC");
+  parts.forEach(raise);
+}
 function render(tex, display, keys) {
   const item = new page.options.MathItem(tex, input, display);
   item.start.node = adaptor.body(page.document);
@@ -88,6 +94,7 @@ function render(tex, display, keys) {
   item.compile(page);
   const mathml = visitor.visitTree(item.root);
   if (keys.length) mark(item.root, new Set(keys));
+  raise(item.root);
   item.typeset(page);
   return JSON.stringify([adaptor.outerHTML(item.typesetRoot), mathml]);
 }

@@ -88,14 +88,13 @@ class BookMap(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """The picture; a chapter of the contents that it lacks is a warning."""
-        listed = re.findall(r"file: (\d\d_\w+)", (Path(self.env.srcdir) / "_toc.yml").read_text())
-        if missing := sorted(set(listed) ^ set(reading.CHAPTERS)):
+        numbers = reading.numbers(Path(self.env.srcdir) / "_toc.yml")
+        if missing := sorted(set(numbers) ^ set(reading.CHAPTERS)):
             logger.warning("ngpt_book/reading.py::CHAPTERS and _toc.yml differ in %s", missing, location=self.get_location())
         names = [name for name in reading.CHAPTERS if (Path(self.env.srcdir) / f"{name}.ipynb").exists()]
         for name in names:
             self.env.note_dependency(str(Path(self.env.srcdir) / f"{name}.ipynb"))
         times = {name: reading.minutes(Path(self.env.srcdir) / f"{name}.ipynb") for name in names}
-        numbers = {name: str(int(name[:2])) for name in names}
         addresses = {name: f"{name}.html" for name in names}
         return [nodes.raw("", reading.the_map(times, numbers, addresses), format="html")]
 

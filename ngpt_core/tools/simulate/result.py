@@ -139,7 +139,8 @@ class Result:
             )
         lines += ["  exposed: the seconds that the computation of the phases beside it does not hide", ""]
         waits = sum(self.host_waits.values())
-        lines.append(f"the host waits for the device {waits} times" + (":" if waits else ""))
+        often = "once" if waits == 1 else f"{waits:,} times" if waits else "at no time"
+        lines.append(f"the host waits for the device {often}" + (":" if waits else ""))
         lines += [f"  {count:>6}  {where}" for where, count in sorted(self.host_waits.items(), key=lambda item: -item[1])]
         launched = ", ".join(f"{phase} {count:,}" for phase, count in self.operations.items())
         lines += [f"operators: {launched}", ""]
@@ -166,16 +167,21 @@ class Result:
         page = (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
             "<style>body{font:16px system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}pre{overflow-x:auto}"
-            "svg{width:100%;height:auto}</style>"
+            "svg{width:100%;height:auto}pre{font-size:13px}</style>"
             f"<h1>{escape(title)}</h1><h2>Memory of a rank during the step</h2>{self.svg()}"
             f"<pre>{escape(self.text(advice))}</pre></html>"
         )
         with new_file(Path(path)) as mine:
             mine.write_text(page, encoding="utf-8")
 
+    def outline(self, most: int) -> list[tuple[float, tuple[int, ...]]]:
+        """The timeline in about ``most`` points or fewer; of each stretch the largest use is kept, and so is the peak."""
+        step = -(-len(self.timeline) // most)
+        return [max(self.timeline[i : i + step], key=lambda point: sum(point[1])) for i in range(0, len(self.timeline), step)]
+
     def svg(self, width: int = 900, height: int = 320) -> str:
         """Memory by kind over the step, stacked; x is the estimated time of the micro-batches that were simulated."""
-        points = _thinned(self.timeline)
+        points = self.outline(600)
         end = points[-1][0] or 1.0
         top = max(self.peak_bytes, 1) * 1.05
         stacked = [[0.0] * len(points)]
@@ -187,8 +193,9 @@ class Result:
 
         shapes = []
         for kind, low, high in zip(KINDS, stacked, stacked[1:]):
-            forth = [at(j, high[j]) for j in range(len(points))]
-            back = [at(j, low[j]) for j in reversed(range(len(points)))]
+            # a use holds until the next one: steps, not slopes
+            forth = [at(i, high[j]) for j in range(len(points)) for i in (j, min(j + 1, len(points) - 1))]
+            back = [at(i, low[j]) for j in reversed(range(len(points))) for i in (min(j + 1, len(points) - 1), j)]
             shapes.append(f'<polygon fill="{COLORS[kind]}" points="{" ".join(forth + back)}"><title>{kind}</title></polygon>')
         for share in (0, 0.5, 1):
             y = height - 50 - share * self.peak_bytes / top * (height - 60)
@@ -199,11 +206,3 @@ class Result:
         label = f"Memory by kind over the step; the peak is {self.peak_bytes / GIB:.3g} GiB"
         style = 'font-family="sans-serif" font-size="12" fill="#333"'
         return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}" {style}>{"".join(shapes)}</svg>'
-
-
-def _thinned(timeline: list, most: int = 600) -> list:
-    """At most about ``most`` points; each stretch keeps its largest."""
-    if len(timeline) <= most:
-        return timeline
-    step = -(-len(timeline) // most)
-    return [max(timeline[i : i + step], key=lambda point: sum(point[1])) for i in range(0, len(timeline), step)]
