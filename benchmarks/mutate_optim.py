@@ -284,7 +284,8 @@ MUTANTS = [
     ("checks", "low <= float(x) < math.inf", "low < float(x) < math.inf"),
     ("checks", "low <= float(x) < math.inf", "low <= float(x)"),
     ("checks", "and not (open and float(x) == low)", ""),
-    ("checks", "and not isinstance(x, bool)) or", ") or"),
+    ("checks", "return not isinstance(x, bool) and x.bit_length()", "return x.bit_length()"),
+    ("checks", "x.bit_length() <= 1023", "True"),
     ("checks", "x >= least", "x > least"),
     # the optimizer
     ("gated_adamw", 'betas: tuple[float, float] = (0.975, 0.975)', 'betas: tuple[float, float] = (0.9, 0.975)'),
