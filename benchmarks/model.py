@@ -7,8 +7,9 @@ Each line is one pair, forward and backward of the loss (without the optimizer, 
     moe        an MoE layer, 64 experts, top-6: tokens sorted by expert over the loop that visits every expert
     dense      training tokens per second of our dense nGPT over lucidrains' nGPT-pytorch of the same shape, eager and compiled:
                once with its defaults (weights are normalized inside every forward pass), once in its faster manual mode
-               (weights are normalized after the backward pass, like ours). "bound": theirs over the matrix products of the
-               step alone, forward and backward, which is how far ahead one can be
+               (weights are normalized after the backward pass, like ours). "bound", "compiled bound": theirs over the matrix
+               products of the step alone, forward and backward, which is how far ahead one can be
+With --only, --out keeps the stored figures of the other lines.
 
 Process CPU time on one thread, the two of a pair interleaved, the median over rounds of the ratio within a round.
 """
@@ -43,6 +44,7 @@ TARGETS = {  # PERFORMANCE.md; the ratio must be below ("<") or above (">")
     "dense eager, manual": (">", 1.25),
     "dense compiled, manual": (">", 1.25),
     "dense bound": None,
+    "dense compiled bound": None,
 }
 
 
@@ -163,6 +165,7 @@ def main() -> None:
         "dense eager, manual": lambda: dense(False, True, args.rounds),
         "dense compiled, manual": lambda: dense(True, True, args.rounds),
         "dense bound": lambda: dense(False, False, args.rounds, bound=True),
+        "dense compiled bound": lambda: dense(True, False, args.rounds, bound=True),
     }
     results = {}
     print(f"{B} x {T} tokens, float32, one thread, torch {torch.__version__}")
@@ -183,6 +186,9 @@ def main() -> None:
         before = by(args.before, f"--rounds={args.rounds}", "--only", *args.only)["results"]
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
+        old = json.loads(args.out.read_text()) if args.out.exists() else {"results": {}, "before": {}}
+        results, before = ({line: x for line, x in (old[when] | new).items() if line in TARGETS}
+                           for when, new in (("results", results), ("before", before)))  # fmt: skip
         data = {"machine": machine(), "tokens": [B, T], "rounds": args.rounds, "results": results, "before": before}
         args.out.write_text(json.dumps(data, indent=1) + "\n")
 

@@ -493,7 +493,8 @@ def test_without_webgl_a_scene_is_drawn_as_its_camera_sees_it(browser, bench):
         browser.open(address)  # with its canvases, for the tests that follow
     assert [kind[:2] for kind in data] == [["scatter", "lines"]] * 2
     want = bench.at(turns=3)
-    traces = [{"type": "scatter3d", **dict(zip("xyz", want["p"].T))}, {"type": "surface", "z": want["m"].T}]
+    curves = [{"type": "scatter3d", **dict(zip("xyz", cell["p"].T))} for cell in (want, bench.at())]  # the ghost counts too
+    traces = [*curves, {"type": "surface", "z": want["m"].T}]
     space = Space(traces, {}, (-0.4, -0.4, 0.4, 0.4))
     seen = np.array([[np.nan if v is None else v for v in data[0][k]] for k in (2, 3)])
     x, y, _ = space.project(*want["p"].T)

@@ -556,6 +556,38 @@ def test_without_a_checkpoint_that_verifies_nothing_is_renamed_and_nothing_start
     assert snapshot(straight) == before
 
 
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_a_checkpoint_is_read_is_not_taken_for_damage(straight, tmp_path, monkeypatch, capsys, number, status):
+    shutil.copytree(straight, tmp_path / "whole")
+    shutil.rmtree(straight / "export")
+    before, read = snapshot(straight), storage.Reader.read_data
+
+    def interrupted(self, plan, planner):
+        os.kill(os.getpid(), number)
+        return read(self, plan, planner)
+
+    monkeypatch.setattr(storage.Reader, "read_data", interrupted)
+    for command in (["train", f"--out={straight}", "--resume"], ["eval", str(straight)]):
+        try:
+            ended = main(command)
+        except SystemExit as error:
+            ended = error.code
+        assert ended == status and "cannot be read" not in capsys.readouterr().err
+        assert {k: v for k, v in snapshot(straight).items() if k != ".lock"} == before
+    monkeypatch.undo()
+    assert main(["train", f"--out={straight}", "--resume"]) == 0
+    same_run(tmp_path / "whole", straight)
+
+
+def test_a_run_without_any_checkpoint_says_that_it_starts_again(straight, tmp_path, capsys):
+    shutil.copytree(straight, tmp_path / "whole")
+    for name in ("export", "checkpoints"):
+        shutil.rmtree(straight / name)
+    assert main(["train", f"--out={straight}", "--resume"]) == 0
+    assert "has no checkpoint: it starts again from its first step; 6 steps are repeated." in capsys.readouterr().err
+    same_run(tmp_path / "whole", straight)
+
+
 def test_missing_moments_are_an_error_and_not_a_fresh_start(straight, capsys):
     """The index and the seal are made to fit: only the rule that every parameter has its moments is left."""
     shutil.rmtree(straight / "export")

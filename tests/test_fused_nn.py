@@ -318,9 +318,14 @@ def test_the_hand_written_gradients_pass_gradcheck(operator):
 
 
 # ---- the ways in which torch may call them ---------------------------------------------------------------------------
-def model(normalized=True):
+DENSE = ng.ModelConfig(vocab_size=256, d_model=32, pattern="*-", n_heads=2, rope_theta=1e4, ff=20, activation="swiglu")
+
+
+def model(kind=True):
+    """nGPT, GPT, or the dense nGPT with its rotary embedding."""
     torch.manual_seed(0)
-    config = ng.preset("pico", normalized=normalized, d_model=32, pattern="M*E", expert_ff=12, shared_ff=20)
+    hybrid = dict(d_model=32, pattern="M*E", expert_ff=12, shared_ff=20)
+    config = DENSE if kind == "dense" else ng.preset("pico", normalized=kind, **hybrid)
     return ng.LanguageModel(config), *torch.randint(0, 256, (2, 2, 40))
 
 
@@ -333,17 +338,17 @@ def assert_close(a, b):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=2e-5 * max(1.0, float(y.detach().abs().max())))
 
 
-@pytest.mark.parametrize("normalized", [True, False])
-def test_a_model_has_the_same_gradients_with_and_without_the_operators(normalized):
-    net, x, y = model(normalized)
+@pytest.mark.parametrize("kind", [True, False, "dense"])
+def test_a_model_has_the_same_gradients_with_and_without_the_operators(kind):
+    net, x, y = model(kind)
     with fused.plain():
         wanted = gradients(net, x, y)
     assert_close(gradients(net, x, y), wanted)
 
 
-@pytest.mark.parametrize("normalized", [True, False])
-def test_torch_func_goes_through_the_blocks_and_the_chunked_loss(normalized):
-    net, x, y = model(normalized)
+@pytest.mark.parametrize("kind", [True, False, "dense"])
+def test_torch_func_goes_through_the_blocks_and_the_chunked_loss(kind):
+    net, x, y = model(kind)
     params = dict(net.named_parameters())
     found = torch.func.grad(lambda p: _loss(net, p, x, y))(params)
     assert_close([found[name] for name in params], gradients(net, x, y))

@@ -1315,6 +1315,17 @@ def test_diagnostics_count_no_noise_at_a_step_where_none_is_due(capturable):
     assert [record["perturbed"] for record in optimizer.diagnostics.records] == [8, 0]
 
 
+def test_diagnostics_add_up_the_smooth_profile():
+    p = parameter(4, 8)
+    optimizer = ng.GatedAdamW([p], lr=0.1, unit_dim=-1, pmen=ng.PMEN(tau=1e-3, profile="smooth"))
+    optimizer.diagnostics = Diagnostics()
+    p.grad = 1e-2 * torch.randn(4, 8, dtype=F64)
+    optimizer.step()
+    s = optimizer.state[p]["exp_avg_sq"].sqrt()
+    psi = 1 / (1 + (s / 1e-3) ** 2)
+    assert optimizer.diagnostics.last[0]["perturbed"] == pytest.approx(float(psi.sum()))
+
+
 def test_diagnostics_change_nothing_and_look_only_every_nth_step():
     def train(diagnostics, dtype=torch.float32):
         p = parameter(4, 8, dtype=dtype)

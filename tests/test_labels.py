@@ -85,6 +85,18 @@ def test_a_name_keeps_away_from_numbers_at_points_and_from_guides():
     assert free and min(abs(y - 0.45), abs(y - 0.60)) * labels.HIGH > labels.HALF
 
 
+def test_a_name_keeps_away_from_the_figures_own_words():
+    drawn = figure(X, 1 - X)
+    before = labels.named(go.Figure(drawn), tree := binding.tree_of(drawn)).places(tree)[0]
+    drawn.add_annotation(x=before[0, 0], y=before[0, 1], text="3.4%", showarrow=False)
+    drawn.add_annotation(x=0.5, y=1.05, xref="paper", yref="paper", text="a title", showarrow=False)
+    tree = binding.tree_of(drawn)
+    found = labels.named(drawn, tree)
+    places, free = found.places(tree)
+    away = np.abs((places - before[0]) * [labels.WIDE, labels.HIGH]) - [found.widths[0] / 2 + 14, 2 * labels.HALF]
+    assert free and (away > 0).any(1).all()
+
+
 def test_a_name_keeps_away_from_a_rough_curve():
     rough = 0.5 + 0.2 * np.sign(np.sin(100 * np.linspace(0, 1, 600)))
     drawn = go.Figure(go.Scatter(x=np.linspace(0, 1, 600), y=rough, name="rough", mode="lines", showlegend=True))

@@ -86,6 +86,9 @@ def test_an_environment_keeps_its_python(tmp_path, shim):
     assert not (tmp_path / "calls").exists()
 
 
-def test_the_workflow_runs_every_supported_python():
-    named = re.findall(r'"(3\.\d+)"', (ROOT / ".github" / "workflows" / "test.yml").read_text())
-    assert set(named) == set(SUPPORTED)
+@pytest.mark.parametrize(
+    "path, pattern",
+    [(".github/workflows/test.yml", r'"(3\.\d+)"'), ("pyproject.toml", r"Python :: (3\.\d+)"), ("Makefile", r"\b(3\.1\d)\b")],
+)
+def test_every_file_names_the_same_pythons(path, pattern):
+    assert set(re.findall(pattern, (ROOT / path).read_text())) == set(SUPPORTED)

@@ -45,6 +45,13 @@ def test_the_step_profile_includes_its_threshold_and_tau_zero_means_exactly_zero
     assert pmen.profile(s, ng.PMEN(tau=0.0)).tolist() == [1, 0, 0, 0]
 
 
+def test_a_threshold_above_one_is_one_of_the_root_too():
+    """v = 3 is below it, since sqrt(v) < 2."""
+    v, places = torch.full((2, 4), 3.0), torch.arange(8).view(2, 4)
+    moved = pmen.add(torch.zeros(2, 4), 1.0, v, ng.PMEN(tau=2.0), 7, 1, lambda: places)
+    assert (moved.abs() == 1).all()
+
+
 def test_the_smooth_profile_is_half_at_the_threshold_and_becomes_the_step():
     s = torch.tensor([0.0, 0.5, 1.0, 2.0], dtype=torch.float64)
     assert pmen.profile(s, ng.PMEN(tau=1.0, profile="smooth", b=3.0)).tolist() == pytest.approx([1, 8 / 9, 0.5, 1 / 9])

@@ -216,7 +216,7 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _Rotate.apply(grad, *ctx.saved_tensors, -ctx.sign), None, None  # the rotation back, which can be differentiated too
+        return _Rotate.apply(grad, *ctx.saved_tensors, -ctx.sign), None, None  # back; this can be differentiated too
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:

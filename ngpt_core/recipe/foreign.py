@@ -13,7 +13,7 @@ Shapes: torch's Linear holds [out, in], transformers' Conv1D (GPT-2) holds [in, 
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -84,8 +84,9 @@ def groups_for(
     d = _width(model, d_model)
     numbers = Settings() if base is None else base
     numbers = type(numbers)(**{**vars(numbers), **overrides}) if overrides else numbers
-    ours = getattr(getattr(model, "config", None), "model_type", None) == "ngpt"
-    config = ModelConfig(vocab_size=1, d_model=d, pattern="-", ff=1, **({"C": model.config.C} if ours else {}))
+    config, theirs = ModelConfig(vocab_size=1, d_model=d, pattern="-", ff=1), getattr(model, "config", None)
+    if getattr(theirs, "model_type", None) == "ngpt":
+        config = replace(config, C=theirs.C)  # type: ignore[union-attr]  # an NGPTConfig has it
     groups: dict[tuple, dict[str, Any]] = {}
     rows, undecided, used = [], [], set()
     for name, p, module, above in _parameters(model):

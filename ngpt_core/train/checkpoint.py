@@ -128,6 +128,7 @@ def _reading(path: Path) -> Iterator[None]:
     except (Exception, CheckpointException) as error:
         if ran_out(error):
             raise
+        _raise_interruption(error)
         run = path.parent.parent
         raise Damaged(
             f"the checkpoint {path} cannot be read: {_why(error)}. ngpt train --out {run} --resume sets it aside and continues "
@@ -223,6 +224,7 @@ class Checkpoints:
             return write(*args)
         except (OSError, CheckpointException, RuntimeError) as error:
             shutil.rmtree(self.folder / f".step-{step:08d}", ignore_errors=True)
+            _raise_interruption(error)
             last = newest(self.folder.parent)
             raise ValueError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {_why(error)}. Fix that and continue "
@@ -301,6 +303,13 @@ def remove(path: Path) -> None:
         shutil.rmtree(path if path.name.startswith(".") else hide(path))
     except OSError as error:
         print(printable(f"ngpt: {path} could not be deleted ({error.strerror}); training continues."), file=sys.stderr)
+
+
+def _raise_interruption(error: BaseException) -> None:
+    """Ctrl-C and SIGTERM on any rank, which Distributed Checkpoint reports as it does damage, end the process as elsewhere."""
+    for failure, _ in error.failures.values() if isinstance(error, CheckpointException) else ():
+        if not isinstance(failure, Exception):
+            raise failure from None
 
 
 def _why(error: BaseException) -> str:

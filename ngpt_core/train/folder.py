@@ -188,6 +188,10 @@ class RunFolder:
         for leftover in self.path.iterdir():
             if leftover.name != LOCK and _is_leftover(leftover):
                 remove(leftover) if leftover.is_dir() else leftover.unlink()
+        metrics = self.path / "metrics.jsonl"
+        if run.checkpoint is None and metrics.is_file() and (lines := read_lines(metrics)):
+            text = f"ngpt: {self.path} has no checkpoint: it starts again from its first step; {len(lines)} steps are repeated."
+            print(printable(text), file=sys.stderr)
         if (export := self.path / "export").is_dir():
             start = run.checkpoint.path if run.checkpoint else "its start"
             text = f"{export} is removed: the run continues from {start} and exports its model again."

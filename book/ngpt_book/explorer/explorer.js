@@ -35,11 +35,11 @@ async function start(element) {
   const moving = movingTraces(spec.bind, figure.data);
   const position = sliders.map((s) => s.default), names = sliders.map((s) => `${key}.${s.name}`);
   const solidly = !figure.data.some(solid) || hasWebgl();
-  let width = 0, paint = "", shown = figure, past = [], lastKey = 0;
+  let width = 0, paint = "", shown = figure, past = [], lastKey = -Infinity;
   let queued = true;  // until the first drawing, which shows all that was moved before it
 
   const escaped = (text) => text.replace(/[&<>]/g, (c) => `&#${c.charCodeAt(0)};`);
-  const whole = (text) => text.replace(/[\d.]+e[-+]\d+/g, "<span>$&</span>");  // a number breaks nowhere
+  const unbroken = (text) => text.replace(/[\d.]+e[-+]\d+/g, "<span>$&</span>");  // a number breaks nowhere
   const filled = (parts, slider = (text) => text) => parts.map((part) => {
     if (typeof part === "string") return part;
     const k = sliders.findIndex((s) => s.name === part[0]);
@@ -59,7 +59,7 @@ async function start(element) {
     }
     const whole = { data: [...figure.data, ...past], layout: figure.layout };
     shown = solidly ? whole : flattened(whole);
-    (spec.readout || []).forEach((parts, i) => { all(".ngx-reading")[i].innerHTML = whole(filled(parts, escaped)); });
+    (spec.readout || []).forEach((parts, i) => { all(".ngx-reading")[i].innerHTML = unbroken(filled(parts, escaped)); });
     return Plotly.react(plot, shown.data, shown.layout, { displayModeBar: false, displaylogo: false });
   }
   const soon = () => { if (!queued) { queued = true; requestAnimationFrame(draw); } };

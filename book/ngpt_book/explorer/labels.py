@@ -63,6 +63,7 @@ class Labels:
         for i, trace in enumerate(tree["data"]):
             if i in self.traces or _is_line_of(trace) or _has_text(trace):
                 parts += [np.asarray(trace[key]) for key in "xy" if trace.get(key) is not None]
+        parts += [np.asarray([note["x"], note["y"]], dtype=object) for note in _notes(tree)]
         return b"".join(part.astype("U" if part.dtype == object else part.dtype).tobytes() for part in parts)
 
     def shares(self, tree: dict, places: np.ndarray) -> np.ndarray:
@@ -127,6 +128,17 @@ def _has_text(trace: dict) -> bool:
     return trace["type"] == "scatter" and "text" in (trace.get("mode") or "") and trace.get("text") is not None
 
 
+def _notes(tree: dict) -> list[dict]:
+    """The figure's own annotations that stand at a place of the plot."""
+    own = [note for note in tree["layout"].get("annotations") or [] if note.get("name") != "label" and note.get("text")]
+    return [
+        note
+        for note in own
+        if note.get("showarrow") is False and None not in (note.get("x"), note.get("y"))
+        and all(re.fullmatch(rf"{letter}\d*", note.get(f"{letter}ref") or letter) for letter in "xy")
+    ]  # fmt: skip
+
+
 def _texts(trace: dict, points: np.ndarray) -> list[tuple[np.ndarray, float]]:
     """The centers of the texts at the points of a trace, and half their widths."""
     texts = [trace["text"]] * len(points) if isinstance(trace["text"], str) else trace["text"]
@@ -158,6 +170,14 @@ def _curves(
             texts += _texts(trace, points)
         if i in wanted or _is_line_of(trace):
             curves[i] = _spread(_stairs(points, (trace.get("line") or {}).get("shape")))
+    for note in _notes(tree):
+        at = []
+        for letter in "xy":
+            axis = plane.axis(note.get(f"{letter}ref") or letter)
+            (value,) = axis.numbers([note[letter]])
+            at.append(float(axis.at(np.array([10.0**value if axis.log else value]))[0]))
+        shift = [note.get("xshift") or 0, -(note.get("yshift") or 0)]
+        texts += _texts(note, np.add([at], shift))
     return curves, axes, texts
 
 

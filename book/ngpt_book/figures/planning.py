@@ -90,10 +90,14 @@ def step_figure(step: Result) -> go.Figure:
     milliseconds = [1000 * at for at, _ in points]
     sizes = {kind: [used[i] / GIB for _, used in points] for i, kind in enumerate(KINDS)}
     sizes["activations"] = [a + b for a, b in zip(sizes["activations"], sizes.pop("temporary"))]
-    figure = go.Figure()
+    figure, top = go.Figure(), np.zeros(len(points))
     for part in PARTS:
-        look = {"line": {"width": 0.5, "shape": "hv", "color": COLORS[PART_COLORS[part]]}, "stackgroup": "memory"}
-        figure.add_scatter(x=milliseconds, y=sizes[part], name=part, mode="lines", **look)
+        top, color = top + sizes[part], COLORS[PART_COLORS[part]]
+        look = {"line": {"width": 0.5, "shape": "hv", "color": color}, "fillcolor": color, "mode": "lines", "showlegend": False}
+        figure.add_scatter(x=milliseconds, y=top, name=part, fill="tonexty" if figure.data else "tozeroy", **look)
+    for part in PARTS:  # areas are named in the legend, by squares
+        look = {"mode": "markers", "marker": {"symbol": "square", "size": 10, "color": COLORS[PART_COLORS[part]]}}
+        figure.add_scatter(x=[None], y=[None], name=part, showlegend=True, **look)
     figure.update_xaxes(title="milliseconds of operators")
     figure.update_yaxes(title="GiB on one rank", rangemode="tozero")
     return figure.update_layout(height=400)

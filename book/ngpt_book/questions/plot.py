@@ -11,7 +11,7 @@ import numpy as np
 
 from .forms import Axis, Curve
 
-WIDTH, HEIGHT = 640, 400
+WIDTH, HEIGHT = 640, 412
 LEFT, RIGHT, TOP, BOTTOM = 78, 622, 16, 338  # of the plot inside the picture
 MARGIN = 14  # around the plot, where a stroke may begin and end too
 
