@@ -14,7 +14,7 @@ import numpy as np
 
 from ..explorer.svg import to_svg
 from ..theme import COLORS, FONT
-from . import evidence, hypersphere, left_open, lgp, mamba_moe, schedules
+from . import evidence, hypersphere, left_open, lgp, mamba_moe, planning, schedules
 from .architecture import INK
 
 ASSETS = Path(__file__).parents[2] / "_assets"
@@ -247,6 +247,39 @@ def silent() -> str:
     return "".join(out)
 
 
+KEPT = (("none", "keeps every activation"), ("selective", "keeps only products"), ("full", "keeps only the blocks' inputs"))
+
+
+HELD = {"blue": ("parameters", "gradients", "moments"), "magenta": ("gathered",), "gold": ("activations", "loss")}
+
+
+def memory() -> str:
+    """What one of 64 GPUs holds in a step of the 30B model, for three ways to keep activations, against its memory."""
+    room, out = planning.GPUS["h100-80gb"].room / planning.GIB, []
+
+    def across(gib: float) -> float:
+        return LEFT + (RIGHT - LEFT) * gib / 80
+
+    for i, (how, words) in enumerate(KEPT):
+        y, left, held = 42 + 58 * i, 0.0, planning.layout("30B", 64, 1, how, 1)
+        assert held is not None
+        out.append(text(LEFT, y - 6, f"{words}: {sum(held['memory'].values()):.0f} GiB", anchor="start"))
+        for color, parts in HELD.items():
+            size = sum(held["memory"][part] for part in parts)
+            box = f'x="{across(left):.1f}" y="{y}" width="{across(size) - LEFT:.1f}" height="24"'
+            out.append(f'<rect {box} fill="{COLORS[color]}"/>')
+            left += size
+    out.append(path(f"M{across(room):.1f},14V190", width=2.5, more='stroke-dasharray="6 4"'))
+    out.append(text(across(room) - 6, 176, "what a run can use of an H100", anchor="end"))
+    for x, words, color in (
+        (LEFT, "weights, moments", "blue"),
+        (190, "gathered weights", "magenta"),
+        (352, "activations", "gold"),
+    ):
+        out.append(text(x, 222, words, COLORS[color], "start", weight="600"))
+    return "".join(out)
+
+
 PICTURES: dict[str, tuple[Callable[[], str], str]] = {
     "opening_walk": (walk, "A hidden state walks on the sphere from is towards beautiful, in small steps."),
     "opening_scaling": (scales, "The hidden state runs past attention, MLP and output layer; each has a learned scale."),
@@ -257,6 +290,7 @@ PICTURES: dict[str, tuple[Callable[[], str], str]] = {
     "opening_recipe": (step, "The order of a step: gradient, projection, clipping, moments, update, noise, cap, Norm."),
     "opening_verdict": (verdict, "The share of GPT's tokens that nGPT needs in ten comparisons, with intervals."),
     "opening_scaled": (best_C, "The best C falls as runs get longer; the rule follows it."),
+    "opening_memory": (memory, "The memory of one of 64 GPUs in a step of the 30B model, with three ways to keep activations."),
     "opening_open": (silent, "What some switches change in small runs: most nothing that can be seen, some a loss."),
 }
 HEIGHTS = {walk: 330, verdict: 348}
