@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -280,6 +281,29 @@ def test_an_exported_folder_runs_without_our_package(tmp_path):
     assert (tmp_path / "third" / "modeling_ngpt.py").read_text() == modeling_source()
     card = (tmp_path / "model0" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers") and "trust_remote_code=True" in card
+
+
+def test_push_to_hub_sends_everything_that_a_stranger_needs(tmp_path, monkeypatch):
+    """Against a Hub that only writes down what it is sent."""
+    import transformers.utils.hub as hub
+
+    sent: dict[str, bytes] = {}
+
+    class Hub:
+        def create_repo(self, name, **kwargs):
+            return SimpleNamespace(repo_id=name)
+
+        def create_commit(self, operations, **kwargs):
+            sent.update({operation.path_in_repo: Path(operation.path_or_fileobj).read_bytes() for operation in operations})
+
+    monkeypatch.setattr(hub, "hf_api", lambda *args, **kwargs: Hub())
+    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *args, **kwargs: SimpleNamespace(save=lambda path: None))
+    ng.hf.export(ng.LanguageModel(ng.preset("pico")), tmp_path)
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path).push_to_hub("someone/ngpt")
+    transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True).push_to_hub("someone/ngpt")
+    assert sent.keys() >= {"config.json", "generation_config.json", "model.safetensors", "modeling_ngpt.py", "tokenizer.json"}
+    assert json.loads(sent["config.json"])["auto_map"]["AutoModelForCausalLM"] == "modeling_ngpt.NGPTForCausalLM"
+    assert sent["modeling_ngpt.py"] == (tmp_path / "modeling_ngpt.py").read_bytes()
 
 
 def test_the_single_file_imports_only_torch_and_transformers():
