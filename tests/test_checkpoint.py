@@ -557,7 +557,7 @@ def test_without_a_checkpoint_that_verifies_nothing_is_renamed_and_nothing_start
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_while_a_checkpoint_is_read_is_not_taken_for_damage(straight, tmp_path, monkeypatch, capsys, number, status):
+def test_a_signal_while_a_checkpoint_is_read_is_not_damage(straight, tmp_path, monkeypatch, capsys, request, number, status):
     shutil.copytree(straight, tmp_path / "whole")
     shutil.rmtree(straight / "export")
     before, read = snapshot(straight), storage.Reader.read_data
@@ -567,6 +567,8 @@ def test_a_signal_while_a_checkpoint_is_read_is_not_taken_for_damage(straight, t
         return read(self, plan, planner)
 
     monkeypatch.setattr(storage.Reader, "read_data", interrupted)
+    ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, ctrl_c))
     for command in (["train", f"--out={straight}", "--resume"], ["eval", str(straight)]):
         try:
             ended = main(command)

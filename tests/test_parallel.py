@@ -342,7 +342,8 @@ def _float8_products(run, corpus_folder, out) -> None:
 def test_a_torchao_that_is_missing_or_does_not_fit_torch_is_named(monkeypatch):
     from ngpt_core.train.float8 import Float8Products
 
-    monkeypatch.setitem(sys.modules, "torchao", None)
+    for name in ("torchao", "torchao.float8.config"):  # the second may have been imported by another test
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match="needs the package torchao: pip install torchao"):
         Float8Products()
     monkeypatch.undo()

@@ -91,10 +91,10 @@ LEAST_DIVISOR = 1e-30  # the smallest constant that the update may divide by: fl
 
 
 def is_number(x: object) -> TypeGuard[float | Tensor]:
-    """Whether x is a real number (nan and infinities included) or a tensor that holds one."""
-    return (isinstance(x, Real) and not isinstance(x, bool)) or (
-        isinstance(x, Tensor) and x.numel() == 1 and not x.is_complex() and x.dtype != torch.bool
-    )
+    """Whether x is a real number that a float can hold (nan and infinities included), or a tensor with one number."""
+    if isinstance(x, int):
+        return not isinstance(x, bool) and x.bit_length() <= 1023  # JSON's integers may be larger than every float
+    return isinstance(x, Real) or (isinstance(x, Tensor) and x.numel() == 1 and not x.is_complex() and x.dtype != torch.bool)
 
 
 def is_within(x: object, low: float, *, open: bool = False) -> bool:
