@@ -14,6 +14,7 @@ import test_browser
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 
+from ngpt_book import exercises
 from ngpt_book.questions import page
 from ngpt_book.questions.expression import FUNCTIONS, evaluate
 
@@ -150,9 +151,14 @@ def test_every_question_of_a_chapter_answers_back(browser, address, chapter):
 
 @pytest.mark.parametrize("chapter", [name for name in CHAPTERS if name[0].isdigit()])
 def test_the_notebook_that_a_python_exercise_offers_is_there_and_no_stub_is_left(site, chapter):
-    text = (site / f"{chapter}.html").read_text()
-    assert (site / "_sources" / f"{chapter}.ipynb").exists() and "ngq-python" in text
-    assert "it returns nothing yet" not in text
+    text, notebook = (site / f"{chapter}.html").read_text(), site / "_sources" / f"{chapter}.ipynb"
+    assert (exercises.UNWRITTEN in notebook.read_text()) == ("ngq-python" in text)  # where an exercise asks for Python
+    assert exercises.UNWRITTEN not in text
+
+
+def test_most_chapters_ask_for_some_python(site):
+    asking = [name for name in CHAPTERS if name[0].isdigit() and "ngq-python" in (site / f"{name}.html").read_text()]
+    assert len(asking) >= 12
 
 
 # ---- all questions on one page of our own, on a phone, from the disk ---------------------------------------------------

@@ -5,6 +5,7 @@
    theme's own style no longer declares the fonts: a browser may load them for the height of a line.
 2. The index of the search, on every page: only search.html searches.
 3. The styles of thousands of characters of formulas (mathematics.py): those that occur stay.
+4. The script of tabs, on pages without tabs.
 
 And one thing that is too much: the theme repeats a page's title, as a second h1, for paper only.
 """
@@ -24,6 +25,7 @@ _FONT_AWESOME = re.compile(r'\s*<script[^>]*src="[^"]*fontawesome\.js[^"]*"[^>]*
 _FONT = re.compile(r"@font-face\s*\{[^}]*Font Awesome[^}]*\}")
 _SEARCH = re.compile(r'\s*<script[^>]*src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"[^>]*></script>')
 _TITLE_AGAIN = re.compile(r'(<div id="jb-print-docs-body" class="onlyprint">\s*)<h1>.*?</h1>', re.DOTALL)
+_TABS = re.compile(r'\s*<script[^>]*src="[^"]*design-tabs\.js[^"]*"[^>]*></script>')
 _ICON = re.compile(r"\bfa-([a-z][a-z0-9-]*)")
 _CHARACTER = re.compile(r"\bmjx-c([0-9A-F]+)\b")
 _RULE = re.compile(r"([^{}]+)\{([^{}]*)\}\s*")
@@ -89,6 +91,8 @@ def lighten(app: Sphinx, exception: Exception | None) -> None:
         text = _TITLE_AGAIN.sub(r"\1", _FONT_AWESOME.sub("", before))
         if path.name != "search.html":
             text = _SEARCH.sub("", text)
+        if "sd-tab-set" not in text:
+            text = _TABS.sub("", text)
         if text != before:
             path.write_text(text, encoding="utf-8")
         names.update(_ICON.findall(text))
