@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ngpt_core as ng
+from ngpt_core.checks import LEAST_DIVISOR
 from ngpt_core.optim import Diagnostics, auto_gate
 from ngpt_core.rehearsal import rehearse
 
@@ -321,3 +322,42 @@ def test_diagnostics_see_the_thresholds_in_force():
     steps(optimizer, 1, 30)
     below = optimizer.diagnostics.last[0]["below_gate"]
     assert 0.6 < below < 0.9  # about the quantile: the gate is half open there
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (8,)], ids=str)
+def test_each_tensor_of_a_stack_has_its_own_threshold(shape):
+    """Tensors of one shape are stacked by foreach=True; their thresholds are a thousand times apart."""
+    unit = -1 if len(shape) == 2 else None
+
+    def trained(**path):
+        params = [parameter(*shape, dtype=F64, seed=seed) for seed in (1, 2)]
+        optimizer = ng.GatedAdamW(params, lr=0.01, unit_dim=unit, eps_gate=ng.AutoGate(quantile=0.5, every=1), **path)
+        for t in range(1, 6):
+            for p, size in zip(params, (1.0, 1e-3), strict=True):
+                p.grad = size * torch.randn(shape, generator=torch.Generator().manual_seed(t)).to(F64)
+            optimizer.step()
+        gates = [float(optimizer.state[p]["eps_gate"]) for p in params]
+        return torch.stack([p.detach() for p in params]), gates
+
+    one_by_one, gates = trained(fused=False, foreach=False)
+    assert 500 < gates[0] / gates[1] < 2000
+    torch.testing.assert_close(trained(fused=False, foreach=True)[0], one_by_one, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("path", [dict(fused=True), dict(fused=False), dict(foreach=True)], ids=str)
+def test_a_number_for_the_threshold_reaches_every_path(path):
+    """A constant gradient of 1 has d = 1: with a = 1 the gate of threshold 9 is open by a tenth."""
+    p, q = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
+    optimizer = ng.GatedAdamW([p, q], lr=1.0, a=1.0, eps_gate=9.0, eps_num=0.0, **path)
+    p.grad = q.grad = torch.ones(4)
+    optimizer.step()
+    torch.testing.assert_close(torch.stack([p.detach(), q.detach()]), torch.full((2, 4), -0.1))
+
+
+def test_a_threshold_is_never_smaller_than_what_the_update_may_divide_by():
+    p = torch.nn.Parameter(torch.zeros(4, dtype=F64))
+    optimizer = ng.GatedAdamW([p], lr=0.01, eps_gate=ng.AutoGate(quantile=0.5, every=1), fused=False)
+    for _ in range(3):
+        p.grad = torch.full((4,), 1e-100, dtype=F64)
+        optimizer.step()
+    assert float(optimizer.state[p]["eps_gate"]) == LEAST_DIVISOR
