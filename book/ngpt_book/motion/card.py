@@ -6,13 +6,12 @@
 """
 
 import html
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from ngpt_book.figures import motion
+from ngpt_book.printed import chromium
 from ngpt_book.sphinx.social import SIZE
 
 FILE = Path(__file__).parents[2] / "_assets" / "race.png"
@@ -30,17 +29,13 @@ def page() -> str:
 
 
 def main() -> None:
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    chromium = next((found for name in names if (found := shutil.which(name))), None)
-    if chromium is None:
-        sys.exit("card.py: Chromium takes the picture and was not found. On Debian or Ubuntu: apt-get install chromium")
-    width, height = SIZE
     with tempfile.TemporaryDirectory() as folder:
         source, taken = Path(folder) / "card.html", Path(folder) / "card.png"
         source.write_text(page(), encoding="utf-8")
-        flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --hide-scrollbars"
-        command = [chromium, *flags.split(), f"--user-data-dir={folder}/profile", f"--window-size={width},{height}"]
-        subprocess.run([*command, f"--screenshot={taken}", source.as_uri()], check=True, capture_output=True, timeout=60)
+        try:
+            chromium.png(source, taken, *SIZE)
+        except chromium.NotFound as error:
+            sys.exit(f"card.py: {error}")
         data = taken.read_bytes()
     if len(data) > LIMIT:
         sys.exit(f"card.py: the picture has {len(data):,} bytes; the limit is {LIMIT:,}.")

@@ -18,7 +18,9 @@ class NotFound(Exception):
 def _run(page: Path, *flags: str, seconds: float) -> None:
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
-        raise NotFound("Chromium prints the book and was not found. On Debian or Ubuntu: apt-get install chromium")
+        raise NotFound(
+            "Chromium prints pages and takes pictures of them, and was not found. On Debian or Ubuntu: apt-get install chromium"
+        )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:  # it may still be writing
         command = [program, *FLAGS, f"--user-data-dir={profile}", *flags, page.resolve().as_uri()]
         subprocess.run(command, check=True, capture_output=True, timeout=seconds)
