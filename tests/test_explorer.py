@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -465,6 +467,13 @@ def test_a_formula_is_html_with_mathml_beside_it():
     assert ".mjx-c1D6FC" in short and len(short) < len(style) / 5 and short.count("@font-face") == style.count("@font-face")
     assert "mjx-container" in mathematics.in_outputs(r'<b><span class="math">\(x &lt; 1\)</span></b>')
     assert "mjx-c2DC" in mathematics.render(r"\tilde b_q")  # an accent above the letter, not an operator across it
+
+
+@pytest.mark.skipif(not find_spec("py_mini_racer"), reason="formulas are rendered with mini-racer, which is not installed")
+def test_a_process_that_rendered_a_formula_ends():
+    program = "from ngpt_book.sphinx import mathematics; print(mathematics.key('d'), flush=True)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "d\n"
 
 
 def test_icons_are_cut_out_of_the_installed_font_awesome():

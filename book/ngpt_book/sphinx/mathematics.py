@@ -9,6 +9,7 @@ has to run on the page, and nothing moves after it was shown. Symbols with a pla
 ``<span class="math">\\(\\alpha\\)</span>`` in their HTML is rendered in the same way (``in_outputs``).
 """
 
+import atexit
 import html
 import json
 import re
@@ -121,6 +122,7 @@ def _engine():
     from py_mini_racer import MiniRacer
 
     engine = MiniRacer()
+    atexit.register(engine.close)  # its thread must end before Python does: else Python 3.13 waits for it forever
     engine.eval(
         "var MathJax = { loader: { load: [] }, startup: {} }, document = { getElementById: () => null }; global = this;"
     )
