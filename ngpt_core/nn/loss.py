@@ -52,12 +52,12 @@ def _multiplies_halves(x: Tensor) -> bool:
 
 @cache
 def _accumulates(dtype: torch.dtype, device: torch.device) -> bool:
-    """Does torch add a product of this half precision to numbers in float32? Asked once, of the device: torch 2.10 does."""
+    """Does torch add a product of this half precision to numbers in float32? CUDA's does; asked once."""
     out = torch.zeros(16, 16, device=device)
     try:
         _addmm_(out, out.to(dtype), out.to(dtype), beta=1)
     except (RuntimeError, TypeError) as error:
-        why = f"torch {torch.__version__} does not add products of {dtype} to float32 ({error}): install torch 2.10 or newer"
+        why = f"torch {torch.__version__} does not add products of {dtype} to float32 on this device ({error})"
         warnings.warn(f"The loss multiplies in float32, which is several times slower: {why}.", stacklevel=2)
         return False
     return True

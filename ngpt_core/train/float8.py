@@ -41,8 +41,8 @@ class Float8Products(TorchFunctionMode):
             if find_spec("torchao") is None:
                 raise ValueError("--float8 needs the package torchao: pip install torchao, or leave the flag out.") from None
             raise ValueError(
-                f"--float8: the installed torchao does not fit torch {torch.__version__} ({error}). Install one that does "
-                "(torch 2.9 needs torchao 0.17 or older), or leave the flag out."
+                f"--float8: the installed torchao does not fit torch {torch.__version__} ({error}). Install one that does, "
+                "or leave the flag out."
             ) from None
         super().__init__()
         self.config = Float8LinearConfig(emulate=emulate)
