@@ -322,11 +322,18 @@ def test_finite_finds_nan_and_inf_wherever_they_are(n, dtype):
             assert not finite(y) and not fused.below(y, math.inf)
 
 
-def finite(x, limit=math.inf, kernel=True):
+def test_finite_looks_at_every_coordinate_of_rows():
+    x = torch.randn(3, 7)
+    assert finite(x, unit=True)
+    x[2, 6] = math.nan
+    assert not finite(x, unit=True)
+
+
+def finite(x, limit=math.inf, kernel=True, unit=False):
     """``fused.finite`` of one gradient: by the kernel, which has made a step with it, or by torch."""
     slot = Slot(x.clone(), x, *torch.zeros(2, *x.shape), 1, limit=limit)
     if kernel:
-        fused.fused_step([slot], rule(unit=False))
+        fused.fused_step([slot], rule(unit=unit))
     return fused.finite([slot])
 
 

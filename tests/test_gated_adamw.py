@@ -225,10 +225,11 @@ def test_parallel_transport_is_the_rotation_of_the_step(d, seed, size):
 
 
 @pytest.mark.parametrize("ours", [dict(fused=False), dict(fused=None), dict(foreach=True)], ids=str)
-@pytest.mark.parametrize("way", ["project", "parallel"])
-def test_a_row_that_stays_keeps_its_moment_or_has_it_projected(way, ours):
+@pytest.mark.parametrize(("way", "length"), [("project", 1.0), ("parallel", 1.0), ("parallel", 2.0)])
+def test_a_row_that_stays_keeps_its_moment_or_has_it_projected(way, ours, length):
     p = parameter(3, 8, dtype=torch.float32)
     optimizer = ng.GatedAdamW([p], lr=0.0, unit_dim=-1, tangent=False, betas=(0.0, 0.9), transport=way, **ours)
+    p.data.mul_(length)
     p.grad = wild((3, 8), 1, torch.float32) + 1
     w, g = p.detach().clone(), p.grad.clone()
     optimizer.step()
@@ -1043,6 +1044,22 @@ def test_with_a_flag_on_the_device_skipping_equals_never_having_stepped(capturab
             clean.step()
     clean._watch.skipped = 3  # the count alone tells the two apart
     assert same(snapshot(optimizer), snapshot(clean)) and optimizer.skipped == 3
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_an_empty_parameter_is_no_trouble_for_the_check_of_gradients(deferred):
+    full, empty = parameter(3, 8), torch.nn.Parameter(torch.empty(0, 8, dtype=F64))
+    optimizer = ng.GatedAdamW([("full", full), ("empty", empty)], lr=0.1)
+    optimizer._watch.defer = deferred
+    for bad in (0.0, math.nan):
+        full.grad, empty.grad = torch.full((3, 8), 1.0 + bad, dtype=F64), torch.empty_like(empty)
+        before = full.detach().clone()
+        if bad and not deferred:
+            with pytest.raises(ValueError, match="'full'"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        assert torch.equal(full.detach(), before) == bool(bad)
 
 
 def test_sparse_gradients_are_refused_with_the_way_out():

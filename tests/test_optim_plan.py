@@ -169,6 +169,22 @@ def test_a_change_between_steps_is_noticed(change, settings):
     assert len(kept) == len(made_again) and all(map(torch.equal, kept, made_again))
 
 
+def test_every_step_reads_the_gradient_that_is_there():
+    """Two tensors in turn, both alive: nobody looks at them before the kernel does."""
+    ends = []
+    for replaced in (True, False):
+        params, optimizer = build(nonfinite="off")
+        noise = torch.Generator().manual_seed(1)
+        grads = [(torch.randn(p.shape, generator=noise), torch.randn(p.shape, generator=noise)) for p in params]
+        one = [torch.empty_like(p) for p in params]
+        for t in range(4):
+            for p, g, buffer in zip(params, grads, one):
+                p.grad = g[t % 2] if replaced else buffer.copy_(g[t % 2])
+            optimizer.step()
+        ends.append([p.detach() for p in params])
+    assert all(map(torch.equal, *ends))
+
+
 SAME = {"nothing", "a loaded state", "a copy", "a pickle", "p.data", "another parameter", "another group"}
 SAME |= {"capturable", "foreach", "fused", "a gradient in another order"}  # to rounding
 

@@ -49,9 +49,10 @@ def run(shape, steps, on_device=False, offset=0, dtype=torch.float32, seed=0, **
                 kept = gate(t, {})
             elif t > 1 and (t - 2) % gate.every == 0:
                 kept = float((quantiles([theirs[2]], gate.quantile)[0] / (1 - s["beta2"] ** (t - 1))).sqrt())
-            slot.eps_gate = torch.tensor(kept) if on_device else kept
-            rule = rule._replace(eps_gate=kept)
+            slot.eps_gate = torch.tensor(kept) if on_device else kept  # which goes before the rule's
         kernels.step([slot], rule._replace(**numbers), torch.tensor(True) if on_device else None)
+        if slot.eps_gate is not None:
+            rule = rule._replace(eps_gate=kept)
         g = -g.to(dtype).double() if s["maximize"] else g.to(dtype).double()
         theirs = algorithm.run(algorithm.update(theirs[0], g, *theirs[1:], t, rule, key(0, "w"), lambda: index))
     return ours, theirs
@@ -145,9 +146,9 @@ def zero_gradient(w, t=3, g=None, m=None, v=None, offset=0, mask=None, unit=True
     return m, v
 
 
-@pytest.mark.parametrize("way", ["project", "parallel"])
-def test_a_row_that_stays_keeps_its_moment_or_has_it_projected(way):
-    w, g = sphere.random(2, 33), torch.randn(2, 33)
+@pytest.mark.parametrize(("way", "length"), [("project", 1.0), ("parallel", 1.0), ("parallel", 2.0)])
+def test_a_row_that_stays_keeps_its_moment_or_has_it_projected(way, length):
+    w, g = length * sphere.random(2, 33), torch.randn(2, 33)
     bits = w.clone()
     m, _ = zero_gradient(w, g=g, lr=0.0, beta1=0.0, tangent=False, transport=way)
     assert torch.equal(w, bits)
