@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -576,19 +577,22 @@ def verdict(folder: Path, tests: list[str], limit: int = 240, only: str = "") ->
     """Run the tests (``only`` those that pytest's -k selects) in a child that has torch already."""
     child = os.fork()
     if child == 0:
+        os.setpgid(0, 0)
         sink = os.open(os.devnull, os.O_WRONLY)
         os.dup2(sink, 1), os.dup2(sink, 2)
         os.chdir(folder)
         os.environ["PYTHONPATH"] = os.pathsep.join((str(folder), str(folder / "tests")))  # for the processes that tests start
         sys.path[:0] = [str(folder), str(folder / "tests")]
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))  # on a busy machine, time that others use does not count
-        signal.alarm(10 * limit)
+        signal.alarm(max(600, limit))  # ranks that wait for each other use no CPU time
         gc.disable()  # it would touch, and so copy, all memory of the parent
         import pytest
 
         names = [str(folder / "tests" / name) for name in dict.fromkeys(tests)]
         os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", "-k", only, *names])))
     status = os.waitpid(child, 0)[1]
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # the ranks that it started
     if os.waitstatus_to_exitcode(status) == 5:
         raise SystemExit(f"pytest finds none of these tests, -k {only!r}: {tests}")
     return "SURVIVED" if status == 0 else "hangs" if os.WIFSIGNALED(status) else "killed"
