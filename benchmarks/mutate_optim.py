@@ -92,6 +92,7 @@ EQUIVALENT = {
     "auto_gate._counts: 16 -> 17": "the same",
     "auto_gate._counts: 1 -> 2 (2)": "how many coordinates are counted at a time",
     "auto_gate._counts: 20 -> 21": "the same",
+    "auto_gate.quantiles: 1 -> 2 (10)": "no positive number begins with sixteen ones: the last two sums are equal",
     "pmen: 'setting.profile == \"step\" and not isinstance' -> 'not isinstance'": (
         "no profile increases, so the vectors that are left out would have no noise with the smooth one either"
     ),

@@ -65,6 +65,8 @@ def test_a_quantile_whose_last_digits_are_the_highest(dtype, kind):
     bits = torch.tensor([1.0, 2.0], dtype=dtype).view(kind) - 1  # ..FFFF
     v = bits.view(dtype)
     assert [float(auto_gate.quantiles([v], share)) for share in (0.3, 0.9)] == v.tolist()
+    least = torch.ones((), dtype=kind).view(dtype)  # positive, the smallest there is
+    assert torch.equal(auto_gate.quantiles([torch.stack([least, 0 * least])], 0.5)[0], least)
 
 
 def test_two_shards_find_the_number_of_the_whole(monkeypatch):
@@ -155,9 +157,10 @@ def test_auto_is_the_median_every_hundred_steps_and_each_tensor_has_its_own_thre
     assert float(optimizer.state[q]["eps_gate"]) == pytest.approx(1e-6, rel=1e-5)
 
 
-def test_a_tensor_without_any_gradient_keeps_the_papers_threshold():
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_tensor_without_any_gradient_keeps_the_papers_threshold(capturable):
     p = parameter(3, 8)
-    optimizer = ng.GatedAdamW([p], lr=0.01, eps_gate=ng.AutoGate(every=1))
+    optimizer = ng.GatedAdamW([p], lr=0.01, eps_gate=ng.AutoGate(every=1), capturable=capturable)
     for _ in range(3):
         p.grad = torch.zeros_like(p)
         optimizer.step()
@@ -282,8 +285,8 @@ def test_numpy_numbers_are_stored_as_python_numbers():
 def test_only_the_shape_of_a_tensor_on_another_device_is_checked():
     there = torch.device("meta")
     assert auto_gate.called(lambda t, group: torch.empty(1, 1, device=there), 3, {}, there).shape == ()
-    for bad in (torch.empty(2, device=there), torch.empty(1, device=there, dtype=torch.bool)):
-        with pytest.raises(ValueError, match="must return one finite number"):
+    for bad, got in ((torch.empty(2, device=there), r"a tensor of shape \(2,\)"), (torch.ones(1, device=there) > 0, "tensor")):
+        with pytest.raises(ValueError, match=f"must return one finite number.*got {got}"):
             auto_gate.called(lambda t, group, bad=bad: bad, 3, {}, there)
 
 
