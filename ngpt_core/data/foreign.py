@@ -184,7 +184,8 @@ def _splits(where: str, split: str) -> dict[str, list[_File]]:
 
 def _offsets(file: _File, tokenizer: Tokenizer) -> np.ndarray:
     """The offsets of the file's documents. Every id is checked: ValueError if one is not the tokenizer's."""
-    tokens, ends = file.read(), [np.zeros(1, np.int64)]
+    tokens = file.read()
+    ends: list[np.ndarray] = [np.zeros(1, np.int64)]
     for start in range(0, file.tokens, _PIECE):
         piece = tokens[start : start + _PIECE]
         for wrong in (int(piece.min()), int(piece.max())):

@@ -34,7 +34,7 @@ class _Stream:
 
     def __init__(self, seq_len: int, document_length: int, seed: int) -> None:
         total = _WINDOWS * seq_len + 1
-        self.document = np.zeros(total, np.int64)
+        self.document: np.ndarray = np.zeros(total, np.int64)
         if document_length:
             lengths = (
                 np.random.default_rng(seed).exponential(document_length, 8 + 4 * total // document_length).astype(np.int64)
