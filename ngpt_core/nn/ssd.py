@@ -48,7 +48,8 @@ def _check(
     """Check the shapes, so that a mistake is reported here and not inside a matrix product."""
     (b, T, H, P), (G, N) = x.shape, B.shape[2:]
     wanted: dict[str, tuple] = {"dt": (dt, (b, T, H)), "A": (A, (H,)), "B": (B, (b, T, G, N)), "C": (C, (b, T, G, N))}
-    wanted |= {"D": (D, (H,)), "initial_state": (initial_state, (b, H, P, N)), "documents": (documents, (b, T))}
+    ids = documents.ids if isinstance(documents, Packed) else documents
+    wanted |= {"D": (D, (H,)), "initial_state": (initial_state, (b, H, P, N)), "documents": (ids, (b, T))}
     for name, (value, shape) in wanted.items():
         if value is not None and tuple(value.shape) != shape:
             raise ValueError(f"{name} must have shape {shape} for x of shape {tuple(x.shape)}; got {tuple(value.shape)}.")

@@ -212,11 +212,11 @@ def _flops(call: Call) -> tuple[int, torch.dtype]:
     if packet is aten._grouped_mm:
         a, b = call.args[:2]
         return 2 * a.shape[0] * a.shape[1] * b.shape[-1], dtype  # [N, p] x [E, p, r], or [p, N] x [N, r]: all N rows once
-    if packet is aten._scaled_dot_product_flash_attention_for_cpu:
-        packet = aten._scaled_dot_product_flash_attention
-    elif packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        k, (b, h, T, d) = call.args[2], call.args[1].shape
-        return 10 * b * h * T * k.shape[2] * d, dtype
+    if "_scaled_dot_product" in str(packet):  # two products, and the five of backward; the registry does not know all of these
+        backward = "backward" in str(packet)
+        q, k = call.args[backward : backward + 2]
+        b, h, T, d = q.shape
+        return (10 if backward else 4) * b * h * T * k.shape[2] * d, dtype
     if packet is aten.addmm and len(call.args) > 2:
         return 2 * call.args[1].shape[0] * call.args[1].shape[1] * call.args[2].shape[1], call.args[1].dtype
     if packet is aten.mm:
