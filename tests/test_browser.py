@@ -457,52 +457,53 @@ def bench(browser, tmp_path_factory) -> Explorer:
     return explorers[0]
 
 
-def test_the_page_draws_exactly_what_python_decodes(browser, bench):
-    explorer = bench
+EYE = (-0.4, -0.4, 0.4, 0.4)  # the window through which a scene is seen: its axes
+
+
+def test_the_page_draws_what_python_decodes_as_the_camera_sees_it(browser, bench):
     for values in ({}, {"turns": 3, "height": 2.0, "kind": "square"}, {"turns": 1, "height": 1.5}):
-        browser.js("location.hash = arguments[0]", "&".join(f"{explorer.name}.{k}={v}" for k, v in values.items()))
+        browser.js("location.hash = arguments[0]", "&".join(f"{bench.name}.{k}={v}" for k, v in values.items()))
         browser.settled()
         data, title = browser.js(
             "const p = document.querySelector('.ngx-plot'); return [JSON.parse(JSON.stringify(p.data,"
             " (k, v) => ArrayBuffer.isView(v) ? [...v] : v)), p.layout.title.text]"
         )
-        want = explorer.at(**values)
-        for column, letter in enumerate("xyz"):
-            got = np.array([np.nan if v is None else v for v in data[0][letter]])
-            np.testing.assert_allclose(got, want["p"][:, column], rtol=1e-13, atol=1e-13)
-        np.testing.assert_allclose(data[1]["z"], want["m"].T, rtol=1e-13, atol=1e-13)
-        assert title == explorer.figure(**values).layout.title.text
+        want = bench.at(**values)
+        space = Space([{"type": "scatter3d", **dict(zip("xyz", want["p"].T))}, {"type": "surface", "z": want["m"].T}], {}, EYE)
+        seen = np.array([[np.nan if v is None else v for v in data[0][c]] for c in "xy"])
+        x, y, _ = space.project(*want["p"].T)
+        np.testing.assert_allclose(seen, [x, -y], rtol=1e-9, atol=1e-12)
+        rows, columns = want["m"].T.shape  # of a surface in many colors, its rows and then its columns
+        x, y, _ = space.project(*np.broadcast_arrays(np.arange(columns)[None], np.arange(rows)[:, None], want["m"].T))
+        np.testing.assert_allclose(data[1]["x"][:columns], x[0], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(data[1]["y"][-rows - 1 : -1], -y[:, -1], rtol=1e-9, atol=1e-12)
+        assert title == bench.figure(**values).layout.title.text
     assert browser.errors() == []
 
 
-def test_without_webgl_a_scene_is_drawn_as_its_camera_sees_it(browser, bench):
-    address = browser.driver.current_url.split("#")[0]
-    blind = "HTMLCanvasElement.prototype.getContext = () => null"
-    script = browser.cdp("Page.addScriptToEvaluateOnNewDocument", source=blind)["identifier"]
-    try:
-        browser.open(address)
-        slider = browser.find(".ngx-row input")[0]
-        picture, plot = browser.find(".ngx-plot")[0].screenshot_as_png, browser.find(".ngx-plot")[0]
-        slider.send_keys(Keys.END)
-        _changes(plot, picture, "without WebGL, a slider")
-        assert "WebGL" in browser.find(".ngx > .ngx-caption")[0].text and not browser.errors()
-        traces = "document.querySelector('.ngx-plot').data.filter(t => t.meta !== 'ghost')"
-        data = browser.js(f"return {traces}.map(t => [t.type, t.mode, t.x, t.y])")
-    finally:
-        browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
-        browser.open(address)  # with its canvases, for the tests that follow
-    assert [kind[:2] for kind in data] == [["scatter", "lines"]] * 2
-    want = bench.at(turns=3)
-    curves = [{"type": "scatter3d", **dict(zip("xyz", cell["p"].T))} for cell in (want, bench.at())]  # the ghost counts too
-    traces = [*curves, {"type": "surface", "z": want["m"].T}]
-    space = Space(traces, {}, (-0.4, -0.4, 0.4, 0.4))
-    seen = np.array([[np.nan if v is None else v for v in data[0][k]] for k in (2, 3)])
-    x, y, _ = space.project(*want["p"].T)
-    np.testing.assert_allclose(seen, [x, -y], rtol=1e-9, atol=1e-12)
-    rows, columns = want["m"].T.shape
-    x, y, _ = space.project(*np.broadcast_arrays(np.arange(columns)[None], np.arange(rows)[:, None], want["m"].T))
-    np.testing.assert_allclose(data[1][2][:columns], x[0], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(data[1][3][-rows - 1 : -1], -y[:, -1], rtol=1e-9, atol=1e-12)
+def test_a_mouse_turns_a_scene_and_reset_turns_it_back(browser, bench):
+    explorer, plot = browser.find(".ngx")[0], browser.find(".ngx-plot")[0]
+    browser.find(".ngx-reset", explorer)[0].click()
+    browser.settled()
+    seen = "return ['x', 'y'].map(c => arguments[0].data[0][c].slice(0, 50))"
+    before = np.array(browser.js(seen, plot))
+    hand = ActionChains(browser.driver, duration=50).move_to_element(plot).click_and_hold()
+    hand.move_by_offset(80, 40).release().move_by_offset(50, 0).perform()  # once it is released, it turns nothing
+    browser.settled()
+    angles = np.pi * np.array([-80, 40]) / browser.js("return arguments[0].clientWidth", plot)
+    x, y, z = np.array([1.25, 1.05, 0.75])
+    far, side, up = np.sqrt(x * x + y * y + z * z), np.arctan2(y, x) + angles[0], np.arctan2(z, np.hypot(x, y)) + angles[1]
+    eye = far * np.array([np.cos(up) * np.cos(side), np.cos(up) * np.sin(side), np.sin(up)])
+    want = bench.at()
+    traces = [{"type": "scatter3d", **dict(zip("xyz", want["p"].T))}, {"type": "surface", "z": want["m"].T}]
+    x, y, _ = Space(traces, {"camera": {"eye": dict(zip("xyz", eye))}}, EYE).project(*want["p"].T)
+    turned = np.array(browser.js(seen, plot))
+    np.testing.assert_allclose(turned, [x[:50], -y[:50]], rtol=1e-9, atol=1e-12)
+    assert np.abs(turned - before).max() > 0.02
+    browser.find(".ngx-reset", explorer)[0].click()
+    browser.settled()
+    np.testing.assert_array_equal(browser.js(seen, plot), before)
+    assert browser.errors() == []
 
 
 def test_two_explorers_of_one_function_keep_their_own_keys(browser, bench):
@@ -566,8 +567,8 @@ def test_a_figure_can_be_saved_as_a_file(browser, bench, tmp_path):
     assert "a parabola" in found[0].read_text()  # with its caption
 
 
-def test_a_swipe_over_a_scene_scrolls_the_page_until_a_tap_hands_it_over(browser, bench):
-    """With the browser's own touch events: a finger that moves 150 pixels up moves the page; after a tap it turns the scene."""
+def test_a_swipe_over_a_scene_scrolls_the_page_and_one_to_the_side_turns_the_scene(browser, bench):
+    """With the browser's own touch events: a finger that moves 150 pixels up moves the page."""
     url = browser.driver.current_url.split("#")[0]
     browser.phone()
     browser.cdp("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=1)
@@ -577,8 +578,7 @@ def test_a_swipe_over_a_scene_scrolls_the_page_until_a_tap_hands_it_over(browser
         browser.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", scene)
         browser.settled()
         middle = "const r = arguments[0].getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]"
-        eye = "return Object.values(arguments[0]._fullLayout.scene._scene.getCamera().eye).map(v => v.toFixed(3)).join()"
-        where, looked = browser.js("return scrollY"), browser.js(eye, scene)
+        where, looked = browser.js("return scrollY"), browser.drawing(browser.find(".ngx")[0])
 
         def swipe(dx: int, dy: int) -> None:
             x, y = browser.js(middle, scene)
@@ -590,15 +590,14 @@ def test_a_swipe_over_a_scene_scrolls_the_page_until_a_tap_hands_it_over(browser
             browser.cdp("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
             time.sleep(0.5)
 
-        swipe(0, -150)
+        swipe(5, -150)
         scrolled = browser.js("return scrollY") - where
-        assert scrolled > 100 and browser.js(eye, scene) == looked, scrolled
+        assert scrolled > 100 and browser.drawing(browser.find(".ngx")[0]) == looked, scrolled
         browser.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", scene)
         browser.settled()
-        swipe(0, 0)  # a tap
         where = browser.js("return scrollY")
-        swipe(60, -150)  # now the scene takes it, as it would have taken the first one
-        assert browser.js(eye, scene) != looked and browser.js("return scrollY") == where
+        swipe(100, 20)
+        assert browser.drawing(browser.find(".ngx")[0]) != looked and browser.js("return scrollY") == where
         assert browser.errors() == []
     finally:
         browser.cdp("Emulation.setTouchEmulationEnabled", enabled=False)
