@@ -57,6 +57,18 @@ CONTRASTS = """const light = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).
       const [a, b] = [light(p.layout.template.layout.font.color), light(ground)];
       return Math.max(a, b) / Math.min(a, b); });"""
 
+WORDS = """const channels = (c) => (c.startsWith("color(srgb") ? c.slice(10).match(/[\\d.]+/g).map(x => 255 * x)
+      : c.match(/[\\d.]+/g).map(Number)).slice(0, 3);
+    const light = (c) => { const v = c.map(x => x / 255).map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+      return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2] + 0.05; };
+    return [...document.querySelectorAll('.ngx-plot .annotation-text, .ngx-plot .textpoint text, .ngm-picture text')]
+      .filter(t => t.getClientRects().length && t.textContent.trim() && !t.closest(".hovertext")).map(t => {
+        let e = t.closest(".ngx, .ngm"), ground;
+        do { ground = getComputedStyle(e).backgroundColor; e = e.parentElement; }
+        while (e && /, 0\\)|transparent/.test(ground));
+        const [a, b] = [channels(getComputedStyle(t).fill), channels(ground)].map(light);
+        return [Math.max(a, b) / Math.min(a, b), t.textContent]; }).filter(([ratio]) => ratio < 4.5);"""
+
 
 # ---- a site, a server, a browser -------------------------------------------------------------------------------------
 
@@ -234,10 +246,10 @@ def test_the_dark_page_is_drawn_in_light_ink(browser, chapter):
     before = browser.js(f"return {ink}")
     browser.js("document.documentElement.dataset.theme = 'dark'")
     browser.wait(f"return {ink}.every((c, i) => c !== arguments[0][i])", 10, before)
-    assert min(browser.js(CONTRASTS), default=21) >= 7
+    assert min(browser.js(CONTRASTS), default=21) >= 7 and browser.js(WORDS) == []
     browser.js("document.documentElement.dataset.theme = 'light'")
     browser.wait(f"return {ink}.every((c, i) => c === arguments[0][i])", 10, before)
-    assert min(browser.js(CONTRASTS), default=21) >= 7
+    assert min(browser.js(CONTRASTS), default=21) >= 7 and browser.js(WORDS) == []
 
 
 def test_every_slider_moves_its_drawing_by_mouse_and_by_key(browser, chapter):

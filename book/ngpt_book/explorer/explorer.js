@@ -32,6 +32,8 @@ async function start(element) {
   const read = Object.fromEntries(Object.entries(spec.arrays).map(([name, array]) => [name, reader(array)]));
   const figure = { data: spec.data, layout: { ...spec.layout, uirevision: 0, autosize: true } };
   const moving = movingTraces(spec.bind, figure.data);
+  const fonts = [...(figure.layout.annotations || []).map((note) => note.font), ...figure.data.map((trace) => trace.textfont)]
+    .filter((font) => /^#[0-9a-f]{6}$/.test(font?.color)).map((font) => [font, font.color]);
   const position = sliders.map((s) => s.default), names = sliders.map((s) => `${key}.${s.name}`);
   const turn = [0, 0];  // of a scene, by the reader's hand
   let width = 0, paint = "", shown = figure, past = [], lastKey = -Infinity;
@@ -54,6 +56,7 @@ async function start(element) {
     if (paint !== ink + width) {
       paint = ink + width;
       figure.layout.template = painted(ink, width);
+      for (const [font, color] of fonts) font.color = worded(color, ink);
       figure.layout.width = width;
     }
     const whole = { data: [...figure.data, ...past], layout: figure.layout };
