@@ -47,6 +47,17 @@ PLACES = "return [...document.querySelectorAll('.ngx-row input')].map(e => e.val
 SPILLED = """return [document.documentElement, ...document.querySelectorAll('.ngx, .ngx-panel, .ngx-plot .main-svg')]
     .filter(e => Math.max(e.getBoundingClientRect().right, e === document.documentElement ? e.scrollWidth : 0) > 390.5)
     .map(e => e.className || e.tagName)"""
+SHOWN = "filter(t => t.textContent.trim() && t.checkVisibility({ visibilityProperty: true }))"
+CUT = f"""return [...document.querySelectorAll('.ngx-box, .ngm-picture, .ngq-plot')].flatMap(box => {{
+    const edge = box.getBoundingClientRect();
+    return [...box.querySelectorAll('.main-svg text, .ngm-picture text, .ngq-plot text')].{SHOWN}
+      .map(t => [t.textContent, t.getBoundingClientRect()]).filter(([, r]) => r.width
+        && (r.left < edge.left - 1 || r.right > edge.right + 1 || r.top < edge.top - 2 || r.bottom > edge.bottom + 2))
+      .map(([t]) => t); }})"""
+CLASHES = f"""return [...document.querySelectorAll('.ngq-plot svg')].flatMap(svg => {{
+    const texts = [...svg.querySelectorAll('text')].{SHOWN}.map(t => [t.textContent, t.getBoundingClientRect()]);
+    return texts.flatMap(([a, r], i) => texts.slice(i + 1).filter(([, s]) => r.left < s.right - 1 && s.left < r.right - 1
+      && r.top < s.bottom - 3 && s.top < r.bottom - 3).map(([b]) => `${{a}} | ${{b}}`)); }})"""
 CONTRASTS = """const light = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
         .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
       return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2] + 0.05; };
@@ -346,6 +357,8 @@ def test_a_shared_view_opens_from_the_disk_on_a_phone_without_a_network(browser,
         assert browser.js(PLACES) == places and [browser.drawing(e) for e in explorers] == drawings
         assert all(url.startswith("file:") for url in browser.requests())
         assert browser.js(SPILLED) == [], "wider than a phone"
+        assert browser.js(CUT) == [], "words that a figure cuts off"
+        assert browser.js(CLASHES) == [], "words on the drawing pad of a question"
         if explorers:
             sight = "const r = arguments[0].getBoundingClientRect(); return r.bottom > 0 && r.top < innerHeight"
             assert any(browser.js(sight, e) for e in explorers)  # the link leads to it

@@ -461,6 +461,8 @@ def test_a_formula_is_html_with_mathml_beside_it():
         mathematics.render(r"\frac{1")
     style = mathematics.style()
     short = light.characters(style, {"1D6FC"})
+    assert "mjx-cA0::before" in light.characters(style, {"A0"}) and '"}"' not in light.characters(style, {"A0"})
+    assert re.sub(r'"(?:\\.|[^"\\])*"', "", short).count("{") == re.sub(r'"(?:\\.|[^"\\])*"', "", short).count("}")
     assert ".mjx-c1D6FC" in short and len(short) < len(style) / 5 and short.count("@font-face") == style.count("@font-face")
     assert "mjx-container" in mathematics.in_outputs(r'<b><span class="math">\(x &lt; 1\)</span></b>')
     assert "mjx-c2DC" in mathematics.render(r"\tilde b_q")  # an accent above the letter, not an operator across it

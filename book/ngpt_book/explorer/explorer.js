@@ -23,7 +23,7 @@ function keyOf(element, name) {
 async function start(element) {
   const spec = JSON.parse(element.querySelector(".ngx-spec").textContent), $ = (css) => element.querySelector(css);
   const all = (css) => [...element.querySelectorAll(css)];
-  await ngptLazy.load(settings.plotly || "plotly.js");
+  await ngptLazy.load(settings.plotly || "plotly-part.js");
   const plot = $(".ngx-plot"), sliders = spec.sliders || [], key = keyOf(element, spec.key || "figure");
   const inputs = all(".ngx-row input"), outputs = all(".ngx-row output"), groups = inputs.map((input) => {
     const buttons = [...input.closest(".ngx-row").querySelectorAll("[role=radio]")];

@@ -266,7 +266,7 @@ def experts() -> Animation:
         marks = [
             Bars(expert, load[:, i], COLORS["teal"], 0.75),
             Shape([0.4, 8.6], [1, 1], COLORS["red"], width=1.5, dash="5 4"),
-            Words(8.5, 2.75, busiest, anchor="end"),
+            Words(8.5, 2.4, busiest, anchor="end"),
         ]
         y = Axis(0, 3, f"block {block}: load / mean", (0, 1, 2, 3))
         panels.append(Panel(Axis(0.4, 8.6, "expert", tuple(expert)), y, marks, left=30, right=8, heights=(210, 100)))
