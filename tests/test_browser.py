@@ -49,7 +49,7 @@ SPILLED = """return [document.documentElement, ...document.querySelectorAll('.ng
     .map(e => e.className || e.tagName)"""
 SHOWN = "filter(t => t.textContent.trim() && t.checkVisibility({ visibilityProperty: true }))"
 CUT = f"""return [...document.querySelectorAll('.ngx-box, .ngm-picture, .ngq-plot')].flatMap(box => {{
-    const edge = box.getBoundingClientRect();
+    const edge = (box.closest('.ngq') || box).getBoundingClientRect();
     return [...box.querySelectorAll('.main-svg text, .ngm-picture text, .ngq-plot text')].{SHOWN}
       .map(t => [t.textContent, t.getBoundingClientRect()]).filter(([, r]) => r.width
         && (r.left < edge.left - 1 || r.right > edge.right + 1 || r.top < edge.top - 2 || r.bottom > edge.bottom + 2))
@@ -461,7 +461,8 @@ def spiral(turns, height, kind):
 
 def spiral_figure(a):
     line = go.Scatter3d(x=a["p"][:, 0], y=a["p"][:, 1], z=a["p"][:, 2], mode="lines", name="spiral")
-    return go.Figure([line, go.Surface(z=a["m"].T)], layout={"title": "h/3 = {h:.4f}, {kind}"})
+    fixed = go.Scatter3d(x=np.zeros(40), y=np.zeros(40), z=np.linspace(0, 0.1, 40), mode="lines", name="no slider moves it")
+    return go.Figure([line, go.Surface(z=a["m"].T), fixed], layout={"title": "h/3 = {h:.4f}, {kind}"})
 
 
 @pytest.fixture(scope="module")
@@ -571,12 +572,12 @@ def test_the_previous_state_stays_as_a_ghost(browser, bench):
     before = [x for _, x in browser.js(data)]
     slider.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)  # a run of keys is one move
     browser.settled()
-    (_, now), _surface, (mark, then) = browser.js(data)
+    (_, now), _surface, _fixed, (mark, then) = browser.js(data)
     assert mark == "ghost" and then == before[0] != now
     assert browser.find(".ngx-ghost", explorer)[0].text.startswith("dotted: n = 2")
     browser.find(".ngx-reset", explorer)[0].click()
     browser.settled()
-    assert [mark for mark, _ in browser.js(data)] == ["", ""] and not browser.find(".ngx-ghost", explorer)[0].text
+    assert [mark for mark, _ in browser.js(data)] == ["", "", ""] and not browser.find(".ngx-ghost", explorer)[0].text
 
 
 def test_a_figure_can_be_saved_as_a_file(browser, bench, tmp_path):

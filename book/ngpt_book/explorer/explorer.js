@@ -31,7 +31,7 @@ async function start(element) {
   });
   const read = Object.fromEntries(Object.entries(spec.arrays).map(([name, array]) => [name, reader(array)]));
   const figure = { data: spec.data, layout: { ...spec.layout, uirevision: 0, autosize: true } };
-  const moving = movingTraces(spec.bind, figure.data);
+  const moving = movingTraces(spec.bind.filter(({ key: name }) => spec.arrays[name].dims.some((n) => n > 1)), figure.data);
   const fonts = [...(figure.layout.annotations || []).map((note) => note.font), ...figure.data.map((trace) => trace.textfont)]
     .filter((font) => /^#[0-9a-f]{6}$/.test(font?.color)).map((font) => [font, font.color]);
   const position = sliders.map((s) => s.default), names = sliders.map((s) => `${key}.${s.name}`);
