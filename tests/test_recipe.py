@@ -110,9 +110,9 @@ def test_item_2_every_selected_row_is_normalized_after_a_step_and_none_turned_be
 def test_item_3_softmax_scale_is_sqrt_d_k_and_queries_and_keys_are_normalized_and_scaled(ngpt, gpt, monkeypatch):
     seen = {}
 
-    def spy(q, k, v, scale):
+    def spy(q, k, v, scale, ids):
         seen.update(q=q, k=k, scale=scale)
-        return causal(q, k, v, scale)
+        return causal(q, k, v, scale, ids)
 
     causal = attention.causal
     monkeypatch.setattr(attention, "causal", spy)

@@ -28,6 +28,7 @@ from ..rehearsal import rehearsing
 from . import attention_cpu, fused, rows_cpu
 from .documents import Packed, pack
 from .precision import autocast
+from .product import linear, times
 from .scale import Scale
 from .unit import init_rows_, rows
 
@@ -195,7 +196,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """h [B, T, d] -> [B, T, d]. With a cache, the T tokens follow those it holds."""
         q, k, v = (
-            rearrange(F.linear(h, W), "b t (h k) -> b t h k", k=self.config.head_dim)
+            rearrange(linear(h, W), "b t (h k) -> b t h k", k=self.config.head_dim)
             for W in (self.q_proj, self.k_proj, self.v_proj)
         )
         start = cache.length if cache is not None else 0
@@ -223,8 +224,10 @@ class Attention(nn.Module):
                 # several tokens after a filled cache: row i sees the past and itself
                 size = (q.shape[-2], k.shape[-2])
                 mask = torch.ones(size, dtype=torch.bool, device=h.device).tril(start)
-            out = F.scaled_dot_product_attention(*(q, k, v, mask), scale=self.softmax_scale, enable_gqa=q.shape[1] != k.shape[1])
-        return rearrange(out, "b h t k -> b t (h k)") @ self.o_proj
+            out = F.scaled_dot_product_attention(
+                *(q, k, v, mask), scale=self.softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+        return times(rearrange(out, "b h t k -> b t (h k)"), self.o_proj)
 
     def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> KVCache:
         return KVCache(batch, self.kv_heads, max_len, self.head_dim, device, dtype)
