@@ -5,8 +5,8 @@
 A whole step: loss, backward, optimizer, schedule, router biases, on 4 x 256 random bytes, float32.
     NemotronH   transformers' model with the weights of our GPT, and torch's fused AdamW: the peer
     GPT, nGPT   our model with the optimizer of its recipe; ``compiled``: block by block, as --compile does
-    products    only the matrix products of the step (forward, and the two of backward), of the same shapes, by the same library,
-                and the operator for attention, which is products for the most part: the limit
+    products    only the matrix products of the step (forward, and the two of backward), of the same shapes and by the same
+                library, and the operator for attention, which is products for the most part: the limit
     decode      64 new tokens for 4 sequences from a prompt of 64, with a cache; greedy
     before      the same by another checkout of this repository
 

@@ -1,7 +1,8 @@
 """How does attention call its CPU kernel, ``attention_cpu.cpp``? As one operator, forward and backward.
 
-``causal`` is ``attention.causal``: softmax(scale q k^T) v, where a token looks at itself and at earlier tokens of its document. It
-is a custom operator, so ``torch.compile`` and activation checkpointing treat it as one node. Second derivatives take the plain form.
+``causal`` is ``attention.causal``: softmax(scale q k^T) v, where a token looks at itself and at earlier tokens of its document.
+It is a custom operator, so ``torch.compile`` and activation checkpointing treat it as one node. Second derivatives take the
+plain form.
 
 Shapes: q [B, H, T, d_k], k and v [B, G, T, d_k], where G divides H; segment [B, T] int32 numbers documents.
 """
