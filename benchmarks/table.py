@@ -78,8 +78,8 @@ PAGE = """# How fast is it on a CPU?
 Ratios of CPU time on one thread, interleaved, medians over rounds. `benchmarks/step.py`, `optim.py`, `model.py`, `growth.py`
 and `threads.py` store them here, and `python benchmarks/table.py` writes this page. *Before* is the commit 4bfa7d9, before the
 operators in C++: interleaved with today's code for the step, decoding and memory; in an earlier run for the optimizer and the
-dense model, where both are ratios to the same peer. Growth, threads, the demo, and in `model.json` sphere and moe are from before
-attention had an operator and products went to oneDNN.
+dense model, where both are ratios to the same peer. Growth, threads, the demo, and in `model.json` sphere and moe are from
+before attention had an operator and products went to oneDNN.
 
 The machine: {cpu}, {cores} cores, torch {torch}, shared with others (load: {loads}).
 
@@ -91,8 +91,8 @@ processor MKL, which torch asks, reaches 114 GFLOP/s on one core and oneDNN 250.
 that is not AMD's with AVX-512, the products are the same for all, and the limits are lower.
 Over three runs the optimizer's step was 1.36, 1.39 and 1.46 of AdamW's, and the readable path 20, 26 and 19; in two runs on a
 less busy machine the readable path was 18.9. (Its temporaries do not fit into the second-level cache, and the third is shared.)
-The check has to read every gradient before the first number changes, and the step reads them again: one thread reads at 36 GB/s,
-with any number of streams and prefetches, so this takes a fifth of AdamW's time.
+The check has to read every gradient before the first number changes, and the step reads them again: one thread reads at 36
+GB/s, with any number of streams and prefetches, so this takes a fifth of AdamW's time.
 
 ## Does anything grow faster than its FLOPs?
 
