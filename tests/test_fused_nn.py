@@ -212,6 +212,17 @@ def test_small_products_and_other_processors_stay_with_torch(onednn, monkeypatch
     assert not product._takes(torch.zeros(5, 4), torch.zeros(5, 4))
 
 
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError, TypeError])
+def test_a_torch_with_another_operator_keeps_its_own_products(monkeypatch, error):
+    def changed(*args):
+        raise error
+
+    monkeypatch.setattr(product, "_multiply", changed)
+    product._prefers_onednn.cache_clear()
+    assert not product._prefers_onednn()
+    product._prefers_onednn.cache_clear()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [True, "dense"])
 def test_a_compiled_model_whose_products_are_nodes_has_the_same_gradients(onednn, kind):
