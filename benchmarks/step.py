@@ -5,7 +5,8 @@
 A whole step: loss, backward, optimizer, schedule, router biases, on 4 x 256 random bytes, float32.
     NemotronH   transformers' model with the weights of our GPT, and torch's fused AdamW: the peer
     GPT, nGPT   our model with the optimizer of its recipe; ``compiled``: block by block, as --compile does
-    products    only the matrix products of the step (forward, and the two of backward), of the same shapes: the limit
+    products    only the matrix products of the step (forward, and the two of backward), of the same shapes and by the same
+                library, and the operator for attention, which is products for the most part: the limit
     decode      64 new tokens for 4 sequences from a prompt of 64, with a cache; greedy
     before      the same by another checkout of this repository
 
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -106,9 +108,7 @@ def shapes(c: ModelConfig) -> list[tuple[int, int, int, int]]:
             (chunks * G, N, Q, r * P),
             (chunks * G, Q, N, r * P),
         ],
-        "*": [(1, n, d, c.n_heads * dk)] * 2
-        + [(1, n, d, (c.n_kv_heads or 0) * dk)] * 2
-        + [(B * c.n_heads, T, dk, T), (B * c.n_heads, T, T, dk)],
+        "*": [(1, n, d, c.n_heads * dk)] * 2 + [(1, n, d, (c.n_kv_heads or 0) * dk)] * 2,  # attention itself: see products
         "E": [expert] * 2 + [(1, n, d, c.n_experts)] + [(1, n, d, c.shared_ff)] * 2,
         "-": [(1, n, d, c.ff)] * (3 if c.activation == "swiglu" else 2),
     }
@@ -116,18 +116,32 @@ def shapes(c: ModelConfig) -> list[tuple[int, int, int, int]]:
 
 
 def products(config: ModelConfig) -> Callable[[], object]:
-    work = []
+    """Every product, forward and backward, by the library that the model asks, and the operator for attention."""
+    from ngpt_core.nn import attention, product  # not in the checkout before
+
+    calls: list[Callable[[], object]] = []
     for count, m, k, n in shapes(config):
         a, b, g = torch.randn(count, m, k), torch.randn(count, n, k), torch.randn(count, m, n)
-        work += [(a, b.mT, torch.empty(count, m, n)), (g, b, torch.empty(count, m, k)), (g.mT, a, torch.empty(count, n, k))]
-    one = [(a[0], b[0], out[0]) for a, b, out in work if len(a) == 1]
-    many = [x for x in work if len(x[0]) > 1]
+        for x, y, out in ((a, b.mT, g.clone()), (g, b, a.clone()), (g.mT, a, b.clone())):
+            if count > 1:
+                calls.append(partial(torch.bmm, x, y, out=out))
+            elif product._takes(a[0], b[0]):
+                calls.append(partial(product._multiply, x[0], y[0], False))
+            else:
+                calls.append(partial(torch.mm, x[0], y[0], out=out[0]))
+    if "*" in config.pattern:
+        q, k, v = (torch.randn(B, T, n or 0, config.head_dim or 0) for n in (config.n_heads, *[config.n_kv_heads] * 2))
+        heads = [x.transpose(1, 2).requires_grad_() for x in (q, k, v)]
+
+        def attend() -> None:
+            out = attention.causal(*heads, 1.0)
+            torch.autograd.grad(out, heads, out.detach())
+
+        calls += [attend] * config.pattern.count("*")
 
     def step() -> None:
-        for a, b, out in one:
-            torch.mm(a, b, out=out)
-        for a, b, out in many:
-            torch.bmm(a, b, out=out)
+        for call in calls:
+            call()
 
     return step
 
@@ -232,7 +246,9 @@ def main() -> None:
         config, n = ng.preset(preset, normalized=False), B * T
         rows = table(preset, seconds, memory)
         median = {way: statistics.median(s) for way, s in seconds.items()}
+        dk = config.head_dim or 0
         executed = sum(6 * count * m * k * w for count, m, k, w in shapes(config))
+        executed += config.pattern.count("*") * 6 * B * config.n_heads * T * T * dk  # half of the scores
         flops = {w: executed if w == "products" else n * flops_per_token(config, T) for w in median if "decode" not in w}
         speed = {way: round(flops[way] / median[way] / 1e9, 1) for way in flops}
         print(f"\n{preset}: {B} x {T} tokens, one thread, {args.rounds} rounds; {machine()['cpu']}, torch {torch.__version__}")

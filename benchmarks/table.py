@@ -77,18 +77,22 @@ PAGE = """# How fast is it on a CPU?
 
 Ratios of CPU time on one thread, interleaved, medians over rounds. `benchmarks/step.py`, `optim.py`, `model.py`, `growth.py`
 and `threads.py` store them here, and `python benchmarks/table.py` writes this page. *Before* is the commit 4bfa7d9, before the
-operators in C++, in the same run: interleaved with today's code for the step, decoding, memory and the demo, after it for the
-optimizer and the dense model, where both are ratios to the same peer. The rows of the dense model, and those that are compiled,
-are from later runs than the others.
+operators in C++: interleaved with today's code for the step, decoding and memory; in an earlier run for the optimizer and the
+dense model, where both are ratios to the same peer. Growth, threads, the demo, and in `model.json` sphere and moe are from
+before attention had an operator and products went to oneDNN.
 
 The machine: {cpu}, {cores} cores, torch {torch}, shared with others (load: {loads}).
 
 {step}
 
 Memory is the peak of torch's allocator above weights and optimizer states. The limit of a row is what would be left if
-everything else cost nothing. Over eight runs the optimizer's step was 1.33 to 1.44 of AdamW's, over three the readable path was
-27 to 31; a run on a busier machine had 1.51. The check has to read every gradient before the first number changes, and the step
-reads them again: one thread reads at 36 GB/s, with any number of streams and prefetches, so this takes a fifth of AdamW's time.
+everything else cost nothing; "products" include the operator for attention. Large products go to oneDNN here, because on this
+processor MKL, which torch asks, reaches 114 GFLOP/s on one core and oneDNN 250. The peers' products are torch's. On a processor
+that is not AMD's with AVX-512, the products are the same for all, and the limits are lower.
+Over three runs the optimizer's step was 1.36, 1.39 and 1.46 of AdamW's, and the readable path 20, 26 and 19; in two runs on a
+less busy machine the readable path was 18.9. (Its temporaries do not fit into the second-level cache, and the third is shared.)
+The check has to read every gradient before the first number changes, and the step reads them again: one thread reads at 36
+GB/s, with any number of streams and prefetches, so this takes a fifth of AdamW's time.
 
 ## Does anything grow faster than its FLOPs?
 

@@ -1,4 +1,5 @@
-/* What do our C++ kernels share? Vectors as wide as this processor's registers, what torch's exp and log1p are to them, threads.
+/* What do our C++ kernels share? Vectors as wide as this processor's registers, what torch's exp and log1p are to them, products of
+   matrices that fit into the cache, threads.
 
 No torch header and no runtime library: each source has a C interface that a Python file of the same name calls (see native.py).
 The vectors are the compiler's own (GCC, Clang).
@@ -117,6 +118,56 @@ static inline vec log1p(vec y) {
     return y == y ? __builtin_convertvector(e, vec) * 0.693147181f + odd : y;  // the bits of NaN are no number
 }
 static inline vec softplus(vec x) { return x > 20 ? x : log1p(exp(x)); }
+
+constexpr int ROWS = LANES == 16 ? 8 : 4;  // of a tile of a matrix product, which is two vectors wide
+enum Shape { FULL, LOWER, UPPER };         // of the left matrix; the other triangle is zero
+static inline long padded(long n) { return (n + LANES - 1) / LANES * LANES; }
+
+template <int R, int V>
+static inline __attribute__((always_inline)) void tile(long k0, long k1, const float* a, long row, long col, const float* b, long ldb,
+                                                       float* c, long ldc, bool add) {
+    vec sum[R][V];
+#pragma GCC unroll 8
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < V; j++) sum[i][j] = add ? load(c + i * ldc + j * LANES) : vec{};
+    for (long k = k0; k < k1; k++) {
+        vec x[V];
+#pragma GCC unroll 2
+        for (int j = 0; j < V; j++) x[j] = load(b + k * ldb + j * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < R; i++)
+#pragma GCC unroll 2
+            for (int j = 0; j < V; j++) sum[i][j] += a[i * row + k * col] * x[j];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < R; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < V; j++) store(c + i * ldc + j * LANES, sum[i][j]);
+}
+
+/* c [m, n] = a [m, k] b [k, n], or += with `add`. a has any strides; n is a multiple of LANES. */
+static inline void product(long m, long n, long k, const float* a, long row, long col, const float* b, long ldb, float* c, long ldc, bool add,
+                    Shape shape = FULL) {
+    for (long j = 0; j < n; j += 2 * LANES) {
+        const bool two = j + LANES < n;
+        for (long i = 0; i < m;) {
+            const long rest = m - i, R = rest >= ROWS ? ROWS : rest >= 4 ? 4 : rest >= 2 ? 2 : 1;
+            const long k0 = shape == UPPER ? i : 0, k1 = shape == LOWER ? std::min(k, i + R) : k;
+            const float *x = a + i * row, *y = b + j;
+            float* z = c + i * ldc + j;
+#define TILE(R) two ? tile<R, 2>(k0, k1, x, row, col, y, ldb, z, ldc, add) : tile<R, 1>(k0, k1, x, row, col, y, ldb, z, ldc, add)
+            R == ROWS ? TILE(ROWS) : R == 4 ? TILE(4) : R == 2 ? TILE(2) : TILE(1);
+#undef TILE
+            i += R;
+        }
+    }
+}
+
+static inline void transpose(long rows, long cols, const float* from, long ld, float* to, long ld_to) {
+    for (long j = 0; j < cols; j++)
+        for (long i = 0; i < rows; i++) to[j * ld_to + i] = from[i * ld + j];
+}
 
 /* work(i, buffer) for i in [0, total) on several threads of our own: a second OpenMP runtime would compete with torch's. */
 template <class Work> static void share(long total, int threads, Work work) {

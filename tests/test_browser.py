@@ -47,6 +47,17 @@ PLACES = "return [...document.querySelectorAll('.ngx-row input')].map(e => e.val
 SPILLED = """return [document.documentElement, ...document.querySelectorAll('.ngx, .ngx-panel, .ngx-plot .main-svg')]
     .filter(e => Math.max(e.getBoundingClientRect().right, e === document.documentElement ? e.scrollWidth : 0) > 390.5)
     .map(e => e.className || e.tagName)"""
+SHOWN = "filter(t => t.textContent.trim() && t.checkVisibility({ visibilityProperty: true }))"
+CUT = f"""return [...document.querySelectorAll('.ngx-box, .ngm-picture, .ngq-plot')].flatMap(box => {{
+    const edge = (box.closest('.ngq') || box).getBoundingClientRect();
+    return [...box.querySelectorAll('.main-svg text, .ngm-picture text, .ngq-plot text')].{SHOWN}
+      .map(t => [t.textContent, t.getBoundingClientRect()]).filter(([, r]) => r.width
+        && (r.left < edge.left - 1 || r.right > edge.right + 1 || r.top < edge.top - 2 || r.bottom > edge.bottom + 2))
+      .map(([t]) => t); }})"""
+CLASHES = f"""return [...document.querySelectorAll('.ngq-plot svg')].flatMap(svg => {{
+    const texts = [...svg.querySelectorAll('text')].{SHOWN}.map(t => [t.textContent, t.getBoundingClientRect()]);
+    return texts.flatMap(([a, r], i) => texts.slice(i + 1).filter(([, s]) => r.left < s.right - 1 && s.left < r.right - 1
+      && r.top < s.bottom - 3 && s.top < r.bottom - 3).map(([b]) => `${{a}} | ${{b}}`)); }})"""
 CONTRASTS = """const light = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
         .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
       return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2] + 0.05; };
@@ -56,6 +67,18 @@ CONTRASTS = """const light = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).
       while (e && /, 0\\)|transparent/.test(ground));
       const [a, b] = [light(p.layout.template.layout.font.color), light(ground)];
       return Math.max(a, b) / Math.min(a, b); });"""
+
+WORDS = """const channels = (c) => (c.startsWith("color(srgb") ? c.slice(10).match(/[\\d.]+/g).map(x => 255 * x)
+      : c.match(/[\\d.]+/g).map(Number)).slice(0, 3);
+    const light = (c) => { const v = c.map(x => x / 255).map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+      return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2] + 0.05; };
+    return [...document.querySelectorAll('.ngx-plot .annotation-text, .ngx-plot .textpoint text, .ngm-picture text')]
+      .filter(t => t.getClientRects().length && t.textContent.trim() && !t.closest(".hovertext")).map(t => {
+        let e = t.closest(".ngx, .ngm"), ground;
+        do { ground = getComputedStyle(e).backgroundColor; e = e.parentElement; }
+        while (e && /, 0\\)|transparent/.test(ground));
+        const [a, b] = [channels(getComputedStyle(t).fill), channels(ground)].map(light);
+        return [Math.max(a, b) / Math.min(a, b), t.textContent]; }).filter(([ratio]) => ratio < 4.5);"""
 
 
 # ---- a site, a server, a browser -------------------------------------------------------------------------------------
@@ -234,10 +257,10 @@ def test_the_dark_page_is_drawn_in_light_ink(browser, chapter):
     before = browser.js(f"return {ink}")
     browser.js("document.documentElement.dataset.theme = 'dark'")
     browser.wait(f"return {ink}.every((c, i) => c !== arguments[0][i])", 10, before)
-    assert min(browser.js(CONTRASTS), default=21) >= 7
+    assert min(browser.js(CONTRASTS), default=21) >= 7 and browser.js(WORDS) == []
     browser.js("document.documentElement.dataset.theme = 'light'")
     browser.wait(f"return {ink}.every((c, i) => c === arguments[0][i])", 10, before)
-    assert min(browser.js(CONTRASTS), default=21) >= 7
+    assert min(browser.js(CONTRASTS), default=21) >= 7 and browser.js(WORDS) == []
 
 
 def test_every_slider_moves_its_drawing_by_mouse_and_by_key(browser, chapter):
@@ -334,6 +357,8 @@ def test_a_shared_view_opens_from_the_disk_on_a_phone_without_a_network(browser,
         assert browser.js(PLACES) == places and [browser.drawing(e) for e in explorers] == drawings
         assert all(url.startswith("file:") for url in browser.requests())
         assert browser.js(SPILLED) == [], "wider than a phone"
+        assert browser.js(CUT) == [], "words that a figure cuts off"
+        assert browser.js(CLASHES) == [], "words on the drawing pad of a question"
         if explorers:
             sight = "const r = arguments[0].getBoundingClientRect(); return r.bottom > 0 && r.top < innerHeight"
             assert any(browser.js(sight, e) for e in explorers)  # the link leads to it
@@ -436,7 +461,8 @@ def spiral(turns, height, kind):
 
 def spiral_figure(a):
     line = go.Scatter3d(x=a["p"][:, 0], y=a["p"][:, 1], z=a["p"][:, 2], mode="lines", name="spiral")
-    return go.Figure([line, go.Surface(z=a["m"].T)], layout={"title": "h/3 = {h:.4f}, {kind}"})
+    fixed = go.Scatter3d(x=np.zeros(40), y=np.zeros(40), z=np.linspace(0, 0.1, 40), mode="lines", name="no slider moves it")
+    return go.Figure([line, go.Surface(z=a["m"].T), fixed], layout={"title": "h/3 = {h:.4f}, {kind}"})
 
 
 @pytest.fixture(scope="module")
@@ -457,52 +483,53 @@ def bench(browser, tmp_path_factory) -> Explorer:
     return explorers[0]
 
 
-def test_the_page_draws_exactly_what_python_decodes(browser, bench):
-    explorer = bench
+EYE = (-0.4, -0.4, 0.4, 0.4)  # the window through which a scene is seen: its axes
+
+
+def test_the_page_draws_what_python_decodes_as_the_camera_sees_it(browser, bench):
     for values in ({}, {"turns": 3, "height": 2.0, "kind": "square"}, {"turns": 1, "height": 1.5}):
-        browser.js("location.hash = arguments[0]", "&".join(f"{explorer.name}.{k}={v}" for k, v in values.items()))
+        browser.js("location.hash = arguments[0]", "&".join(f"{bench.name}.{k}={v}" for k, v in values.items()))
         browser.settled()
         data, title = browser.js(
             "const p = document.querySelector('.ngx-plot'); return [JSON.parse(JSON.stringify(p.data,"
             " (k, v) => ArrayBuffer.isView(v) ? [...v] : v)), p.layout.title.text]"
         )
-        want = explorer.at(**values)
-        for column, letter in enumerate("xyz"):
-            got = np.array([np.nan if v is None else v for v in data[0][letter]])
-            np.testing.assert_allclose(got, want["p"][:, column], rtol=1e-13, atol=1e-13)
-        np.testing.assert_allclose(data[1]["z"], want["m"].T, rtol=1e-13, atol=1e-13)
-        assert title == explorer.figure(**values).layout.title.text
+        want = bench.at(**values)
+        space = Space([{"type": "scatter3d", **dict(zip("xyz", want["p"].T))}, {"type": "surface", "z": want["m"].T}], {}, EYE)
+        seen = np.array([[np.nan if v is None else v for v in data[0][c]] for c in "xy"])
+        x, y, _ = space.project(*want["p"].T)
+        np.testing.assert_allclose(seen, [x, -y], rtol=1e-9, atol=1e-12)
+        rows, columns = want["m"].T.shape  # of a surface in many colors, its rows and then its columns
+        x, y, _ = space.project(*np.broadcast_arrays(np.arange(columns)[None], np.arange(rows)[:, None], want["m"].T))
+        np.testing.assert_allclose(data[1]["x"][:columns], x[0], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(data[1]["y"][-rows - 1 : -1], -y[:, -1], rtol=1e-9, atol=1e-12)
+        assert title == bench.figure(**values).layout.title.text
     assert browser.errors() == []
 
 
-def test_without_webgl_a_scene_is_drawn_as_its_camera_sees_it(browser, bench):
-    address = browser.driver.current_url.split("#")[0]
-    blind = "HTMLCanvasElement.prototype.getContext = () => null"
-    script = browser.cdp("Page.addScriptToEvaluateOnNewDocument", source=blind)["identifier"]
-    try:
-        browser.open(address)
-        slider = browser.find(".ngx-row input")[0]
-        picture, plot = browser.find(".ngx-plot")[0].screenshot_as_png, browser.find(".ngx-plot")[0]
-        slider.send_keys(Keys.END)
-        _changes(plot, picture, "without WebGL, a slider")
-        assert "WebGL" in browser.find(".ngx > .ngx-caption")[0].text and not browser.errors()
-        traces = "document.querySelector('.ngx-plot').data.filter(t => t.meta !== 'ghost')"
-        data = browser.js(f"return {traces}.map(t => [t.type, t.mode, t.x, t.y])")
-    finally:
-        browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
-        browser.open(address)  # with its canvases, for the tests that follow
-    assert [kind[:2] for kind in data] == [["scatter", "lines"]] * 2
-    want = bench.at(turns=3)
-    curves = [{"type": "scatter3d", **dict(zip("xyz", cell["p"].T))} for cell in (want, bench.at())]  # the ghost counts too
-    traces = [*curves, {"type": "surface", "z": want["m"].T}]
-    space = Space(traces, {}, (-0.4, -0.4, 0.4, 0.4))
-    seen = np.array([[np.nan if v is None else v for v in data[0][k]] for k in (2, 3)])
-    x, y, _ = space.project(*want["p"].T)
-    np.testing.assert_allclose(seen, [x, -y], rtol=1e-9, atol=1e-12)
-    rows, columns = want["m"].T.shape
-    x, y, _ = space.project(*np.broadcast_arrays(np.arange(columns)[None], np.arange(rows)[:, None], want["m"].T))
-    np.testing.assert_allclose(data[1][2][:columns], x[0], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(data[1][3][-rows - 1 : -1], -y[:, -1], rtol=1e-9, atol=1e-12)
+def test_a_mouse_turns_a_scene_and_reset_turns_it_back(browser, bench):
+    explorer, plot = browser.find(".ngx")[0], browser.find(".ngx-plot")[0]
+    browser.find(".ngx-reset", explorer)[0].click()
+    browser.settled()
+    seen = "return ['x', 'y'].map(c => arguments[0].data[0][c].slice(0, 50))"
+    before = np.array(browser.js(seen, plot))
+    hand = ActionChains(browser.driver, duration=50).move_to_element(plot).click_and_hold()
+    hand.move_by_offset(80, 40).release().move_by_offset(50, 0).perform()  # once it is released, it turns nothing
+    browser.settled()
+    angles = np.pi * np.array([-80, 40]) / browser.js("return arguments[0].clientWidth", plot)
+    x, y, z = np.array([1.25, 1.05, 0.75])
+    far, side, up = np.sqrt(x * x + y * y + z * z), np.arctan2(y, x) + angles[0], np.arctan2(z, np.hypot(x, y)) + angles[1]
+    eye = far * np.array([np.cos(up) * np.cos(side), np.cos(up) * np.sin(side), np.sin(up)])
+    want = bench.at()
+    traces = [{"type": "scatter3d", **dict(zip("xyz", want["p"].T))}, {"type": "surface", "z": want["m"].T}]
+    x, y, _ = Space(traces, {"camera": {"eye": dict(zip("xyz", eye))}}, EYE).project(*want["p"].T)
+    turned = np.array(browser.js(seen, plot))
+    np.testing.assert_allclose(turned, [x[:50], -y[:50]], rtol=1e-9, atol=1e-12)
+    assert np.abs(turned - before).max() > 0.02
+    browser.find(".ngx-reset", explorer)[0].click()
+    browser.settled()
+    np.testing.assert_array_equal(browser.js(seen, plot), before)
+    assert browser.errors() == []
 
 
 def test_two_explorers_of_one_function_keep_their_own_keys(browser, bench):
@@ -545,12 +572,12 @@ def test_the_previous_state_stays_as_a_ghost(browser, bench):
     before = [x for _, x in browser.js(data)]
     slider.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)  # a run of keys is one move
     browser.settled()
-    (_, now), _surface, (mark, then) = browser.js(data)
+    (_, now), _surface, _fixed, (mark, then) = browser.js(data)
     assert mark == "ghost" and then == before[0] != now
     assert browser.find(".ngx-ghost", explorer)[0].text.startswith("dotted: n = 2")
     browser.find(".ngx-reset", explorer)[0].click()
     browser.settled()
-    assert [mark for mark, _ in browser.js(data)] == ["", ""] and not browser.find(".ngx-ghost", explorer)[0].text
+    assert [mark for mark, _ in browser.js(data)] == ["", "", ""] and not browser.find(".ngx-ghost", explorer)[0].text
 
 
 def test_a_figure_can_be_saved_as_a_file(browser, bench, tmp_path):
@@ -566,8 +593,8 @@ def test_a_figure_can_be_saved_as_a_file(browser, bench, tmp_path):
     assert "a parabola" in found[0].read_text()  # with its caption
 
 
-def test_a_swipe_over_a_scene_scrolls_the_page_until_a_tap_hands_it_over(browser, bench):
-    """With the browser's own touch events: a finger that moves 150 pixels up moves the page; after a tap it turns the scene."""
+def test_a_swipe_over_a_scene_scrolls_the_page_and_one_to_the_side_turns_the_scene(browser, bench):
+    """With the browser's own touch events: a finger that moves 150 pixels up moves the page."""
     url = browser.driver.current_url.split("#")[0]
     browser.phone()
     browser.cdp("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=1)
@@ -577,8 +604,7 @@ def test_a_swipe_over_a_scene_scrolls_the_page_until_a_tap_hands_it_over(browser
         browser.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", scene)
         browser.settled()
         middle = "const r = arguments[0].getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]"
-        eye = "return Object.values(arguments[0]._fullLayout.scene._scene.getCamera().eye).map(v => v.toFixed(3)).join()"
-        where, looked = browser.js("return scrollY"), browser.js(eye, scene)
+        where, looked = browser.js("return scrollY"), browser.drawing(browser.find(".ngx")[0])
 
         def swipe(dx: int, dy: int) -> None:
             x, y = browser.js(middle, scene)
@@ -590,15 +616,14 @@ def test_a_swipe_over_a_scene_scrolls_the_page_until_a_tap_hands_it_over(browser
             browser.cdp("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
             time.sleep(0.5)
 
-        swipe(0, -150)
+        swipe(5, -150)
         scrolled = browser.js("return scrollY") - where
-        assert scrolled > 100 and browser.js(eye, scene) == looked, scrolled
+        assert scrolled > 100 and browser.drawing(browser.find(".ngx")[0]) == looked, scrolled
         browser.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", scene)
         browser.settled()
-        swipe(0, 0)  # a tap
         where = browser.js("return scrollY")
-        swipe(60, -150)  # now the scene takes it, as it would have taken the first one
-        assert browser.js(eye, scene) != looked and browser.js("return scrollY") == where
+        swipe(100, 20)
+        assert browser.drawing(browser.find(".ngx")[0]) != looked and browser.js("return scrollY") == where
         assert browser.errors() == []
     finally:
         browser.cdp("Emulation.setTouchEmulationEnabled", enabled=False)

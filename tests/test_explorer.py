@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 
 import ngpt_core as ng
 from ngpt_book import COLORS, Explorer, Slider, lazy, show
-from ngpt_book.explorer import binding, page, widget
+from ngpt_book.explorer import binding, labels, page, widget
 from ngpt_book.explorer.grid import LEVELS, pack
 from ngpt_book.sphinx import extension, light, mathematics, plotly_part
 
@@ -437,10 +437,9 @@ def test_plotly_is_cut_to_the_traces_that_are_asked_for():
     whole = plotly_part.SOURCE.read_text(encoding="utf-8")
     kinds = re.compile(r'moduleType:"trace",name:"(\w+)"')
     assert len(set(kinds.findall(whole))) > 40
-    for name, traces in plotly_part.BUNDLES.items():
-        part = plotly_part.bundle(name)
-        assert set(kinds.findall(part)) == set(traces) and len(part) < len(whole) / 2.5
-        assert part.startswith(whole[:500]) and part.endswith(whole[-200:])
+    part = plotly_part.part()
+    assert set(kinds.findall(part)) == set(plotly_part.TRACES) and len(part) < len(whole) / 4
+    assert part.startswith(whole[:500]) and part.endswith(whole[-200:])
     with pytest.raises(ValueError, match="no trace candles"):
         plotly_part.cut(whole, ("scatter", "candles"))
     with pytest.raises(ValueError, match="wrapper of its modules"):
@@ -453,7 +452,7 @@ def test_every_figure_of_the_book_finds_its_traces_in_the_bundle():
         for spec in re.findall(r'class=\\"ngx-spec\\">(.*?)</script>', notebook.read_text(encoding="utf-8")):
             traces = json.loads(json.loads(f'"{spec}"'))["data"]
             drawn |= {trace["type"] for trace in traces}
-    assert drawn and drawn <= {*plotly_part.FLAT, *plotly_part.SOLID}
+    assert drawn and drawn <= {*plotly_part.TRACES, *labels.SOLIDS}  # solids are drawn with scatter
 
 
 @pytest.mark.skipif(not find_spec("py_mini_racer"), reason="formulas are rendered with mini-racer, which is not installed")
@@ -464,6 +463,8 @@ def test_a_formula_is_html_with_mathml_beside_it():
         mathematics.render(r"\frac{1")
     style = mathematics.style()
     short = light.characters(style, {"1D6FC"})
+    assert "mjx-cA0::before" in light.characters(style, {"A0"}) and '"}"' not in light.characters(style, {"A0"})
+    assert re.sub(r'"(?:\\.|[^"\\])*"', "", short).count("{") == re.sub(r'"(?:\\.|[^"\\])*"', "", short).count("}")
     assert ".mjx-c1D6FC" in short and len(short) < len(style) / 5 and short.count("@font-face") == style.count("@font-face")
     assert "mjx-container" in mathematics.in_outputs(r'<b><span class="math">\(x &lt; 1\)</span></b>')
     assert "mjx-c2DC" in mathematics.render(r"\tilde b_q")  # an accent above the letter, not an operator across it

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ngpt_core as ng
 from ngpt_core import native, sphere
-from ngpt_core.nn import attention, fused, grouped, mamba2, mamba2_cpu, mlp, moe, rows_cpu
+from ngpt_core.nn import attention, attention_cpu, fused, grouped, mamba2, mamba2_cpu, mlp, moe, product, rows_cpu
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C++ compiler on this machine")
 pytestmark = needs_compiler
@@ -167,6 +167,147 @@ def test_the_rotation_in_every_order_of_memory_is_its_plain_form(shape, heads, l
     assert y.stride() == arranged(x).stride() or layout == "gaps"
 
 
+# ---- products --------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def onednn(monkeypatch):
+    """Every product goes to oneDNN, whatever the processor and the sizes."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(product, "_LEAST", 0)
+    monkeypatch.setattr(product, "_prefers_onednn", lambda: True)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 7, 5), (40, 64, 33), (200, 256, 682)], ids=str)
+def test_products_by_onednn_are_their_plain_forms(onednn, sizes):
+    m, d, n = sizes
+    x, W = torch.randn(2, m, d), torch.randn(n, d)
+    assert product._takes(x, W)
+    for function, operand in ((product.linear, W), (product.times, W.T.contiguous())):
+        with fused.plain():
+            assert not product._takes(x, W)
+        assert_twins(function, function, (x, operand))  # in float64 it is the plain form
+        assert_twins(function, function, (x.transpose(0, 1), operand.T.contiguous().T))  # any order in memory
+
+
+def test_products_by_onednn_can_be_differentiated_twice_and_leave_out_what_nobody_asked_for(onednn):
+    x, W = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    for function, operand in ((product.linear, W), (product.times, W.T)):
+        results = []
+        for dtype in (torch.float32, torch.float64):
+            a, b = (y.detach().to(dtype).requires_grad_() for y in (x, operand))
+            (g,) = torch.autograd.grad(function(a, b).cos().sum(), b, create_graph=True)
+            results.append([y.double() for y in torch.autograd.grad(g.square().sum(), (a, b))])
+        for found, wanted in zip(*results):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    W = W.float().requires_grad_()
+    assert torch.autograd.grad(product.linear(x.float(), W).sum(), W)[0].is_contiguous()
+
+
+def test_small_products_and_other_processors_stay_with_torch(onednn, monkeypatch):
+    monkeypatch.setattr(product, "_LEAST", 100)
+    assert product._takes(torch.zeros(5, 4), torch.zeros(5, 4))
+    assert not product._takes(torch.zeros(6, 4), torch.zeros(4, 4))
+    assert not product._takes(torch.zeros(5, 4).double(), torch.zeros(5, 4).double())
+    monkeypatch.setattr(product, "_prefers_onednn", lambda: False)
+    assert not product._takes(torch.zeros(5, 4), torch.zeros(5, 4))
+
+
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError, TypeError])
+def test_a_torch_with_another_operator_keeps_its_own_products(monkeypatch, error):
+    def changed(*args):
+        raise error
+
+    monkeypatch.setattr(product, "_multiply", changed)
+    product._prefers_onednn.cache_clear()
+    assert not product._prefers_onednn()
+    product._prefers_onednn.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [True, "dense"])
+def test_a_compiled_model_whose_products_are_nodes_has_the_same_gradients(onednn, kind):
+    net, x, y = model(kind)
+    wanted = gradients(net, x, y)
+    torch._dynamo.reset()
+    for block in net.blocks:
+        block.compile(fullgraph=True)
+    assert_close(gradients(net, x, y), wanted)
+    torch._dynamo.reset()
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+def heads(B=2, H=4, G=2, T=37, d=8, layout="tokens"):
+    """q, k and v, in memory as tokens before heads, as heads before tokens, or with gaps between their numbers."""
+    torch.manual_seed(T + d)
+
+    def arranged(n):
+        x = torch.randn(B, n, T, d)
+        if layout == "gaps":
+            return x.repeat_interleave(2, -1)[..., ::2]
+        return x if layout == "heads" else x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    return arranged(H), arranged(G), arranged(G)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    T=st.integers(1, 140),
+    d=st.integers(1, 40),
+    G=st.integers(1, 3),
+    r=st.integers(1, 3),
+    layout=st.sampled_from(["tokens", "heads", "gaps"]),
+    scale=st.sampled_from([0.1, 1.0, 6.0]),
+    documents=st.sampled_from([None, 1, 3, 60]),
+)
+def test_the_attention_kernel_is_its_plain_form(T, d, G, r, layout, scale, documents):
+    ids = None if documents is None else mamba2.segments(torch.randint(0, documents, (2, T)).sort(1).values)
+    with fused.plain():
+        assert_twins(
+            lambda *a: attention_cpu.causal(*a, scale, ids),
+            lambda *a: attention.causal(*a, scale, ids),
+            heads(2, r * G, G, T, d, layout),
+        )
+
+
+@pytest.mark.parametrize("sizes", [(256, 64), (200, 32), (70, 128)], ids=str)
+def test_the_attention_kernel_at_the_sizes_of_the_presets(sizes):
+    with fused.plain():
+        assert_twins(lambda *a: attention_cpu.causal(*a, 0.2), lambda *a: attention.causal(*a, 0.2), heads(1, 4, 2, *sizes))
+
+
+def test_the_attention_kernel_survives_large_scores_and_shows_nan():
+    q, k, v = heads(1, 1, 1, 40)
+    out = attention_cpu.causal(100 * q, 100 * k, v, 1.0)
+    torch.testing.assert_close(out, attention.F.scaled_dot_product_attention(100 * q, 100 * k, v, is_causal=True, scale=1.0))
+    k[..., 17, 3] = torch.nan
+    seen = attention_cpu.causal(q, k, v, 1.0).isnan().all(-1).squeeze()
+    assert seen.tolist() == [False] * 17 + [True] * 23  # nobody before token 17 looks at it
+
+
+def test_threads_change_no_bit_of_the_attention_kernel():
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            inputs = [x.requires_grad_() for x in heads(3, 4, 2, 70, 16)]
+            out = attention_cpu.causal(*inputs, 1.0)
+            results.append((out, *torch.autograd.grad(out.cos().sum(), inputs)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *results))
+
+
+def test_second_derivatives_of_the_attention_kernel_are_those_of_the_plain_form():
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        q, k, v = (x.to(dtype).requires_grad_() for x in heads(1, 4, 2, 9, 5))
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            (g,) = torch.autograd.grad(attention.causal(q, k, v, 1.0).cos().sum(), k, create_graph=True)
+            results.append([x.double() for x in torch.autograd.grad(g.square().sum(), (q, k, v))])
+    for found, wanted in zip(*results):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("v", [-1e4, -100.0, 100.0, 1e4])
 def test_the_gate_of_swiglu_saturates_as_in_its_plain_form(v):
     u, v = torch.linspace(-2, 2, 21), torch.full((21,), v)
@@ -297,6 +438,8 @@ HAND_WRITTEN = {
     "rotate": lambda: (_rotate, (torch.randn(2, 3, 6),)),
     "experts": _expert_gradients,
     "inside": _inside_gradients,
+    "attention": lambda: ((lambda *a: attention_cpu.causal(*a, 1.0)), heads(1, 2, 1, 5, 3)),
+    "product": lambda: ((lambda *a: product._product(*a, True)), (torch.randn(3, 4), torch.randn(5, 4))),
 }
 
 

@@ -163,6 +163,6 @@ def test_outside_the_book_the_output_brings_its_script(made, monkeypatch):
 
 def test_s_z_of_the_animation_is_that_of_the_chapter():
     run = lgp.small_runs()["log decay"]
-    said = re.findall(r"fit so far is (-?[\d.]+) \+ (-?[\d.]+) ln t", motion.growth().words[-1])
+    said = re.findall(r"fit so far is ([\d.]+) ln t − ([\d.]+):", motion.growth().words[-1])
     a, b, _ = lgp.log_fit(run["step"], run["seen"], motion.FIT_START)
-    assert said == [(f"{a:.1f}", f"{b:.1f}")]
+    assert said == [(f"{b:.1f}", f"{-a:.1f}")]

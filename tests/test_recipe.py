@@ -15,6 +15,7 @@ from torch import nn
 
 import ngpt_core as ng
 from ngpt_core import recipe, sphere
+from ngpt_core.nn import attention
 from ngpt_core.nn.scale import Scale
 from ngpt_core.nn.unit import unit_axes
 from ngpt_core.optim.schedule import cosine
@@ -109,12 +110,12 @@ def test_item_2_every_selected_row_is_normalized_after_a_step_and_none_turned_be
 def test_item_3_softmax_scale_is_sqrt_d_k_and_queries_and_keys_are_normalized_and_scaled(ngpt, gpt, monkeypatch):
     seen = {}
 
-    def spy(q, k, v, *args, scale=None, **kw):
+    def spy(q, k, v, scale, ids):
         seen.update(q=q, k=k, scale=scale)
-        return sdpa(q, k, v, *args, scale=scale, **kw)
+        return causal(q, k, v, scale, ids)
 
-    sdpa = F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    causal = attention.causal
+    monkeypatch.setattr(attention, "causal", spy)
     tokens = torch.randint(0, 256, (1, 8))
     ngpt(tokens)
     d_k = ngpt.config.head_dim

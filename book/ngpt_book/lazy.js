@@ -2,7 +2,7 @@
 //
 //   <div class="ngx">                    a block: its first class names the part of the book that draws it, "ngx"
 //   ngptLazy.define("ngx", start)        _static/ngx.js says: start(element) brings one block to life; it may return a promise
-//   ngptLazy.load("plotly-flat.js")      a promise of another file of the site, which is loaded once
+//   ngptLazy.load("plotly-part.js")      a promise of another file of the site, which is loaded once
 //   ngptLazy.wake(element)               start a block wherever it is (without an element: all); a promise
 //
 // element.dataset.state is "waiting" from the moment at which a block is near, then "live", or "failed". A page of the book names

@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 
 from ngpt_core.tools.theme import COLORS, DIVERGING, FONT, SEQUENTIAL, TEMPLATE
 
-__all__ = ["COLORS", "DIVERGING", "FONT", "SEQUENTIAL", "TEMPLATE", "powers", "styled"]
+__all__ = ["COLORS", "DIVERGING", "FONT", "SEQUENTIAL", "TEMPLATE", "powers", "styled", "words"]
 
 
 def powers(*exponents: int) -> dict:
@@ -12,6 +12,13 @@ def powers(*exponents: int) -> dict:
     tick: a label that the edge would cut off is not shown."""
     names = {0: "1", 1: "10"}
     return {"tickvals": [10.0**p for p in exponents], "ticktext": [names.get(p, f"10<sup>{p}</sup>") for p in exponents]}
+
+
+def words(color: str) -> str:
+    """How words of an SVG look that have a curve's color: it is mixed with the page's ink, because a contrast of 3:1 is enough
+    to see a curve, but not to read a word (4.5:1). explorer/paint.js does the same."""
+    mixed = f' style="fill:color-mix(in srgb,{color} 70%,currentColor)"' if color.startswith("#") else ""
+    return f'fill="{color}"{mixed}'
 
 
 HOVER = {"scatter": "%{x}, %{y}", "bar": "%{x}, %{y}", "heatmap": "%{x}, %{y}: %{z:.3~g}"}  # text in the hover box

@@ -7,6 +7,7 @@ mlp         the feed-forward block                        moe        the mixture
 head        logits, s_z and LGP; loss: in chunks          model      the whole model
 documents   where packed documents begin and end
 generate    how a text is continued                       io         saving and loading
-precision   where autocast must not round              fused      when an operator in C++ is taken (mamba2_cpu)
+product     which library multiplies on a CPU
+precision   where autocast must not round              fused      when an operator in C++ is taken (..._cpu)
 transforms  our operators under torch.func                stream     a file of tensors, one after the other
 """

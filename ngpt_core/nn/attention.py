@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from .. import sphere
 from ..config import ModelConfig
 from ..rehearsal import rehearsing
-from . import rows_cpu
+from . import attention_cpu, fused, rows_cpu
 from .documents import Packed, pack
 from .precision import autocast
+from .product import linear, times
 from .scale import Scale
 from .unit import init_rows_, rows
 
@@ -81,6 +82,19 @@ def document_mask(documents: Tensor) -> Tensor:
     """documents [B, T] -> [B, 1, T, T], True where a token may look: at itself and earlier tokens of the same document."""
     same = documents[:, :, None] == documents[:, None, :]
     return same.tril()[:, None]
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, scale: float, ids: Tensor | None = None) -> Tensor:
+    """softmax(scale q k^T) v for q [B, H, T, d_k], k and v [B, G, T, d_k]: a token looks at itself and at earlier ones, with
+    ``ids`` [B, T] only at those of its document."""
+    # ngpt_core only: begin
+    if fused.takes(attention_cpu.SOURCE, q, k, v):
+        return attention_cpu.causal(q, k, v, scale, ids)
+    # ngpt_core only: end
+    mask = None if ids is None else document_mask(ids)
+    return F.scaled_dot_product_attention(
+        *(q, k, v, mask), is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, documents: Packed, scale: float) -> Tensor:
@@ -182,7 +196,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """h [B, T, d] -> [B, T, d]. With a cache, the T tokens follow those it holds."""
         q, k, v = (
-            rearrange(F.linear(h, W), "b t (h k) -> b t h k", k=self.config.head_dim)
+            rearrange(linear(h, W), "b t (h k) -> b t h k", k=self.config.head_dim)
             for W in (self.q_proj, self.k_proj, self.v_proj)
         )
         start = cache.length if cache is not None else 0
@@ -194,7 +208,6 @@ class Attention(nn.Module):
             q, k = (rotate(x, self.config.rope_theta, start) for x in (q, k))
         if cache is not None:  # under autocast the cache keeps the precision of the weights
             k, v = (x.to(q.dtype) for x in cache.append(k, v))
-        mask = None
         if documents is not None:
             documents = pack(documents)
             if documents.offsets is not None:  # on a GPU
@@ -203,18 +216,18 @@ class Attention(nn.Module):
                     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
                     out = varlen(q, k, v, documents, self.softmax_scale)
                     return out.flatten(2) @ self.o_proj
-            mask = document_mask(documents.ids)
-        elif start and q.shape[-2] > 1:
-            # several tokens after a filled cache: row i sees the past and itself
-            size = (q.shape[-2], k.shape[-2])
-            mask = torch.ones(size, dtype=torch.bool, device=h.device).tril(start)
-        out = F.scaled_dot_product_attention(
-            *(q, k, v, mask),
-            is_causal=mask is None and not start,
-            scale=self.softmax_scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
-        return rearrange(out, "b h t k -> b t (h k)") @ self.o_proj
+        if not start:
+            out = causal(q, k, v, self.softmax_scale, None if documents is None else documents.ids)
+        else:
+            mask = None
+            if q.shape[-2] > 1:
+                # several tokens after a filled cache: row i sees the past and itself
+                size = (q.shape[-2], k.shape[-2])
+                mask = torch.ones(size, dtype=torch.bool, device=h.device).tril(start)
+            out = F.scaled_dot_product_attention(
+                *(q, k, v, mask), scale=self.softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+        return times(rearrange(out, "b h t k -> b t (h k)"), self.o_proj)
 
     def new_cache(self, batch: int, max_len: int, device: torch.device, dtype: torch.dtype) -> KVCache:
         return KVCache(batch, self.kv_heads, max_len, self.head_dim, device, dtype)

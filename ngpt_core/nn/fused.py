@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import native
 from .transforms import transformed
 
-__all__ = ["contiguous", "infers", "library", "plain", "pointer", "takes"]
+__all__ = ["contiguous", "fits", "infers", "library", "plain", "pointer", "takes"]
 
 _enabled = True
 
@@ -52,8 +52,8 @@ def _built(source: str) -> bool:
     return library(source) is not None
 
 
-def takes(source: str, *tensors: Tensor | None) -> bool:
-    """May the operators of this source take these tensors?"""
+def fits(*tensors: Tensor | None) -> bool:
+    """Are operators on, and are these plain float32 tensors on the CPU?"""
     return (
         _enabled
         and not torch.is_autocast_enabled("cpu")
@@ -62,8 +62,12 @@ def takes(source: str, *tensors: Tensor | None) -> bool:
             for x in tensors
         )
         and not transformed()
-        and _built(source)
     )
+
+
+def takes(source: str, *tensors: Tensor | None) -> bool:
+    """May the operators of this source take these tensors?"""
+    return fits(*tensors) and _built(source)
 
 
 def infers(*tensors: Tensor | None) -> bool:

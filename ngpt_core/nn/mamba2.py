@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from . import fused, mamba2_cpu
 from .documents import Packed, segments
+from .product import linear, times
 from .scale import Scale
 from .ssd import has_kernel, ssd
 from .unit import init_rows_, rows
@@ -265,10 +266,10 @@ class Mamba2(nn.Module):
             # scale the input so that SiLU and softplus see values of the right size
             h = h * self.s_mamba()  # sec. 3.2
         if config.scale_dt or self.s_mamba is None:
-            p = F.linear(h, self.in_proj)
+            p = linear(h, self.in_proj)
         else:
             rest = self.in_proj.shape[0] - config.mamba_heads
-            p = torch.cat([F.linear(h, self.in_proj[:rest]), F.linear(unscaled, self.in_proj[rest:])], -1)
+            p = torch.cat([linear(h, self.in_proj[:rest]), linear(unscaled, self.in_proj[rest:])], -1)
         # A_log, D and dt_bias are computed in float32, whatever the precision of the rest
         wide = torch.promote_types(h.dtype, torch.float32)
         A, D, dt_bias = -torch.exp(self.A_log.to(wide)), self.D.to(wide), self.dt_bias.to(wide)
@@ -285,7 +286,7 @@ class Mamba2(nn.Module):
             y, conv_inputs, state = inside(*tensors, packed, *numbers, cache.conv.clone(), cache.state)
             cache.conv.copy_(conv_inputs)
             cache.state.copy_(state)
-        return y @ self.out_proj
+        return times(y, self.out_proj)
 
     def new_cache(
         self, batch: int, max_len: int, device: torch.device | None = None, dtype: torch.dtype | None = None

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from . import rows_cpu
 from .documents import Packed
+from .product import linear, times
 from .scale import Scale
 from .unit import init_rows_, rows
 
@@ -31,10 +32,10 @@ def scaled_linear(h: Tensor, W: Tensor, s: Tensor | None) -> Tensor:
     the same.
     """
     if s is None:
-        return F.linear(h, W)
+        return linear(h, W)
     if h.shape[:-1].numel() > W.shape[-1]:
-        return F.linear(h, W * s[:, None])
-    return F.linear(h, W) * s
+        return linear(h, W * s[:, None])
+    return linear(h, W) * s
 
 
 def relu2(u: Tensor) -> Tensor:
@@ -88,9 +89,9 @@ class MLP(nn.Module):
         """
         s_u = None if self.s_u is None else self.s_u()
         if self.gate is None:
-            return relu2(scaled_linear(h, self.up, s_u)) @ self.down
+            return times(relu2(scaled_linear(h, self.up, s_u)), self.down)
         s_v = None
         if s_u is not None:
             s_u, s_v = s_u[0], s_u[1] * math.sqrt(self.config.d_model)
         u, v = scaled_linear(h, self.up, s_u), scaled_linear(h, self.gate, s_v)
-        return swiglu(u, v) @ self.down
+        return times(swiglu(u, v), self.down)

@@ -85,7 +85,7 @@ def gated(m_hat: Tensor, d: Tensor, a: float, eps_gate: float | Tensor) -> Tenso
 
 
 # torch's operations on booleans take as long as ten others. On a CPU, where a look at the numbers is free, they are left out
-# when there is nothing to decide. No bit changes.
+# when there is nothing to decide, and only the exceptional vectors are copied. No bit changes.
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:
@@ -100,8 +100,10 @@ def _quotient(x: Tensor, y: Tensor) -> Tensor:
 def _where(which: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """x for the vectors ``which``, y for the others."""
     # ngpt_core only: begin
-    if has_values(which) and which.numel() and bool(which.all() == which.any()):
-        return x if which.all() else y
+    if has_values(which) and which.numel():
+        most, rest, others = (x, y, ~which) if 2 * which.sum() > which.numel() else (y, x, which)
+        rows = others.squeeze(-1).nonzero(as_tuple=True)
+        return most.index_put(rows, rest[rows]) if rows[0].numel() else most
     # ngpt_core only: end
     return torch.where(which, x, y)
 

@@ -235,7 +235,7 @@ def step_group(index: int, group: dict, routes: Routes, mask: Tensor | None, pro
 
 _SHARE = 1 / 32  # of the group's largest tensor: ``update`` makes some two dozen temporaries of what it is given
 _LEAST, _ELSEWHERE = 1 << 14, 1 << 20  # coordinates, on the CPU and elsewhere: below, the calls cost more than the work
-_CACHED = 1 << 17  # coordinates, on the CPU: above, the temporaries no longer fit into its cache
+_CACHED = 1 << 18  # coordinates, on the CPU: above, the temporaries no longer fit into its cache
 
 
 def _batches(group: dict, slots: list[Slot], together: bool) -> Iterator[list[list[Slot]]]:

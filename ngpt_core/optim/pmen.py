@@ -128,11 +128,11 @@ def add(
     """
     # ngpt_core only: begin
     if has_values(v) and setting.profile == "step" and not isinstance(key, Tensor) and v.numel() and v.ndim > 1:
-        noisy = profile(v.amin(-1).sqrt(), setting) > 0
-        if not noisy.any():
+        noisy = (profile(v.amin(-1).sqrt(), setting) > 0).nonzero(as_tuple=True)
+        if not noisy[0].numel():
             return delta
         here = profile(v[noisy].sqrt(), setting) * signs(key, t, index()[noisy])
-        return delta.index_put((noisy,), delta[noisy] + size * here)
+        return delta.index_put(noisy, delta[noisy] + size * here)
     # ngpt_core only: end
     return delta + size * (profile(v.sqrt(), setting) * signs(key, t, index()))  # app. D
 

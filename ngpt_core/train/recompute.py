@@ -42,7 +42,9 @@ def recomputed(forward: Callable, how: str) -> Callable:
 def _is_product(op: object) -> bool:
     aten = torch.ops.aten
     products = (aten.mm.default, aten.addmm.default, aten.bmm.default, torch.ops.ngpt_core.expert_mm.default)
-    return op in products or any(name in str(op) for name in ("scaled_dot_product", "varlen_attn"))
+    return op in products or any(
+        name in str(op) for name in ("scaled_dot_product", "varlen_attn", "ngpt_core.attention", "_linear_pointwise")
+    )
 
 
 def _only_products(mode: Any) -> Any:

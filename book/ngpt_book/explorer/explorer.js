@@ -23,8 +23,7 @@ function keyOf(element, name) {
 async function start(element) {
   const spec = JSON.parse(element.querySelector(".ngx-spec").textContent), $ = (css) => element.querySelector(css);
   const all = (css) => [...element.querySelectorAll(css)];
-  const solids = settings.plotly ? "whole" : document.querySelector(".ngx[data-plotly=solid]") ? "solid" : "flat";
-  await ngptLazy.load(settings.plotly || `plotly-${solids}.js`);
+  await ngptLazy.load(settings.plotly || "plotly-part.js");
   const plot = $(".ngx-plot"), sliders = spec.sliders || [], key = keyOf(element, spec.key || "figure");
   const inputs = all(".ngx-row input"), outputs = all(".ngx-row output"), groups = inputs.map((input) => {
     const buttons = [...input.closest(".ngx-row").querySelectorAll("[role=radio]")];
@@ -32,9 +31,11 @@ async function start(element) {
   });
   const read = Object.fromEntries(Object.entries(spec.arrays).map(([name, array]) => [name, reader(array)]));
   const figure = { data: spec.data, layout: { ...spec.layout, uirevision: 0, autosize: true } };
-  const moving = movingTraces(spec.bind, figure.data);
+  const moving = movingTraces(spec.bind.filter(({ key: name }) => spec.arrays[name].dims.some((n) => n > 1)), figure.data);
+  const fonts = [...(figure.layout.annotations || []).map((note) => note.font), ...figure.data.map((trace) => trace.textfont)]
+    .filter((font) => /^#[0-9a-f]{6}$/.test(font?.color)).map((font) => [font, font.color]);
   const position = sliders.map((s) => s.default), names = sliders.map((s) => `${key}.${s.name}`);
-  const solidly = !figure.data.some(solid) || hasWebgl();
+  const turn = [0, 0];  // of a scene, by the reader's hand
   let width = 0, paint = "", shown = figure, past = [], lastKey = -Infinity;
   let queued = true;  // until the first drawing, which shows all that was moved before it
 
@@ -55,10 +56,11 @@ async function start(element) {
     if (paint !== ink + width) {
       paint = ink + width;
       figure.layout.template = painted(ink, width);
+      for (const [font, color] of fonts) font.color = worded(color, ink);
       figure.layout.width = width;
     }
     const whole = { data: [...figure.data, ...past], layout: figure.layout };
-    shown = solidly ? whole : flattened(whole);
+    shown = flattened(whole, turn);
     (spec.readout || []).forEach((parts, i) => { all(".ngx-reading")[i].innerHTML = unbroken(filled(parts, escaped)); });
     return Plotly.react(plot, shown.data, shown.layout, { displayModeBar: false, displaylogo: false });
   }
@@ -127,6 +129,7 @@ async function start(element) {
   });
   $(".ngx-reset")?.addEventListener("click", () => {
     figure.layout.uirevision += 1;  // zoom and camera go back too
+    turn.fill(0);
     sliders.forEach((s, k) => move(k, s.default));
     forget();
     write();
@@ -135,10 +138,6 @@ async function start(element) {
     save(plot, shown, button.dataset.format, key.replace(/\W+/g, "-"), $(".ngx-words")?.textContent || "")));
   sliders.forEach((s, k) => move(k, s.default));  // not what the browser remembers of an earlier visit
 
-  if (!solidly) {
-    const words = "This browser has no WebGL: the scene cannot be turned.";
-    $(".ngx-box").after(Object.assign(document.createElement("p"), { className: "ngx-caption", textContent: words }));
-  }
   width = plot.clientWidth || 640;  // not shown yet, in a closed box: its size is known when it opens
   const wanted = sliders.length && shared && follow();
   if (sliders.length && shared) {  // a link to a section of the page leaves the sliders where they are
@@ -147,7 +146,7 @@ async function start(element) {
   repaint.add(() => { if (paint !== inkOf(element) + width) soon(); });
   new ResizeObserver(() => { if (plot.clientWidth && plot.clientWidth !== width) { width = plot.clientWidth; soon(); } }).observe(plot);
   await draw();
-  if (solidly && figure.data.some(solid)) sharedTouch(plot);
+  if (figure.data.some(solid)) turnable(plot, turn, soon);
   $(".ngx-panel")?.removeAttribute("inert");
   if (wanted && !document.querySelector(".ngx[data-wanted]")) {
     element.dataset.wanted = "";

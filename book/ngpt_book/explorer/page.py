@@ -31,7 +31,7 @@ from .svg import to_svg
 
 HERE = Path(__file__).parent
 SHORT = 24  # a still array up to this length is written out, a longer one is packed
-SOURCES = ("grid.js", "text.js", "paint.js", "scene.js", "ghost.js", "save.js", "touch.js", "explorer.js")
+SOURCES = ("grid.js", "text.js", "paint.js", "scene.js", "ghost.js", "save.js", "explorer.js")
 NARROW = 340  # the height on a phone of a figure that does not choose its own: paint.js
 
 _seen: Counter[str] = Counter()
@@ -149,7 +149,6 @@ def _buttons(p: Slider, name: str) -> str:
 def block(ident: str, spec: dict, *, still: str, alt: str, setting: str = "", panel: str = "") -> str:
     """The whole drawing as HTML. ``setting``: what the still picture shows, for paper and pages without scripts."""
     kind, key = ("explorer", html.escape(spec["key"])) if panel else ("picture", "figure")
-    solid = "solid" if any(trace.get("type") in labels.SOLIDS for trace in spec["data"]) else "flat"
     height = spec["layout"].get("height") or TEMPLATE.layout.height
     narrow = spec["layout"].get("height") or NARROW
     under = f'<p class="ngx-setting">{setting}</p>' if setting else ""
@@ -159,7 +158,7 @@ def block(ident: str, spec: dict, *, still: str, alt: str, setting: str = "", pa
     )
     return (
         f'<div class="ngx" id="{ident}" role="figure" aria-labelledby="{ident}-words" data-kind="{kind}" data-key="{key}" '
-        f'data-plotly="{solid}" style="--tall:{height:g}px;--narrow:{narrow:g}px"><div class="ngx-box">'
+        f'style="--tall:{height:g}px;--narrow:{narrow:g}px"><div class="ngx-box">'
         f'<div class="ngx-still">{still}</div><div class="ngx-plot" role="img" aria-label="{html.escape(alt)}"></div></div>'
         f'{under}{panel}<div class="ngx-caption"><span class="ngpt-number"></span> '
         f'<span class="ngx-words" id="{ident}-words">{html.escape(alt)}</span> <span class="ngx-save">{keep}</span></div>'

@@ -17,6 +17,8 @@ function painted(rgb, width) {
   }
   return template;
 }
+// A word in a curve's color takes a part of the ink: 3:1 is enough to see a curve, and not to read a word (4.5:1).
+const worded = (color, rgb) => `rgb(${rgb.split(",").map((v, i) => Math.round(0.7 * parseInt(color.slice(1 + 2 * i, 3 + 2 * i), 16) + 0.3 * v))})`;
 
 const repaint = new Set();  // one function a drawing: redraw it if its ink is another
 function watchTheme() {

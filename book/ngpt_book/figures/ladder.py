@@ -205,8 +205,8 @@ def rungs_figure() -> go.Figure:
         figure.add_scatter(x=RUNGS, y=loss, name=name, **look)
     for i, rung in enumerate(TABLE.values()):
         gap = {"text": f"−{rung.validation.percent:.1f}%", "font": {"color": NGPT, "size": 13}}
-        figure.add_annotation(x=i, y=gpt[i], xshift=12, yshift=16, showarrow=False, **gap)
-    figure.update_xaxes(title="total parameters", range=[-0.4, 5.4])
+        figure.add_annotation(x=i, y=gpt[i], xshift=8, yshift=16, showarrow=False, **gap)
+    figure.update_xaxes(title="total parameters", range=[-0.4, 5.6])
     figure.update_yaxes(title="validation loss", range=[1.08, 1.7])
     figure.update_layout(height=360)
     return figure

@@ -41,7 +41,7 @@ def switches_figure() -> go.Figure:
         error_x={"type": "data", "array": [found[name][1] for name in names], "thickness": 1.5, "color": COLORS["grey"]},
     )  # fmt: skip
     figure.add_vline(x=0, line={"color": COLORS["grey"], "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="change of the loss (right: worse)")
+    figure.update_xaxes(title="rise of the loss")
     figure.update_yaxes(categoryorder="array", categoryarray=names)
     figure.update_layout(height=110 + 24 * len(names), margin={"l": 210, "t": 12}, showlegend=False)
     return figure

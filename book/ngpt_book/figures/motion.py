@@ -121,9 +121,10 @@ def rows() -> Animation:
     sphere = Panel(
         side, side,
         [
-            *rings, *names,
+            *rings,
             Ring(0, 0, np.minimum(allowed, RIM), COLORS["gold"], width=2, fill=0.09),
             *(Curve(x, y, COLORS["blue"], counts, width=1.5, head=3.2, opacity=0.7) for x, y in zip(xs.T, ys.T)),
+            *names,
         ],
         square=True, left=8, right=8, bottom=4,
     )  # fmt: skip
@@ -145,7 +146,7 @@ def rows() -> Animation:
             return "Every row is where it started."
         return (
             f"Rows are {angles.mean():.0f}° from their start on average, the farthest {angles.max():.0f}°. "
-            f"In this step the fastest turned {turn[t - 1]:.2f}°; the cap is {cap[t - 1]:.2f}°."
+            f"In this step the fastest turned {turn[t - 1]:.3f}°; the cap is {cap[t - 1]:.3f}°."
         )
 
     return Animation(
@@ -176,7 +177,8 @@ def growth() -> Animation:
             a, b, _ = lgp.log_fit(t, y, FIT_START)
             fits.append(list(zip(grid, a + b * np.log(grid))))
             ahead.append((t[-1], a + b * np.log(1000)))
-            words += f" The fit so far is {a:.1f} + {b:.1f} ln t: for step 1,000 it predicts {ahead[-1][1]:.1f}."
+            fit = f"{b:.1f} ln t {'−' if a < 0 else '+'} {abs(a):.1f}"
+            words += f" The fit so far is {fit}: for step 1,000 it predicts {ahead[-1][1]:.1f}."
         sentences.append(words)
     lines, forecast = np.array(fits), np.array(ahead)
     before = len(frames) - len(forecast)
@@ -264,7 +266,7 @@ def experts() -> Animation:
         marks = [
             Bars(expert, load[:, i], COLORS["teal"], 0.75),
             Shape([0.4, 8.6], [1, 1], COLORS["red"], width=1.5, dash="5 4"),
-            Words(8.5, 2.75, busiest, anchor="end"),
+            Words(8.5, 2.4, busiest, anchor="end"),
         ]
         y = Axis(0, 3, f"block {block}: load / mean", (0, 1, 2, 3))
         panels.append(Panel(Axis(0.4, 8.6, "expert", tuple(expert)), y, marks, left=30, right=8, heights=(210, 100)))

@@ -28,7 +28,7 @@ function start(element) {
     const here = Math.floor(frame);
     pictures.filter((svg) => svg.getClientRects().length).forEach((svg) => drawFrame(svg, data, frame));
     slider.value = here;
-    slider.style.setProperty("--at", `${(100 * frame) / last}%`);
+    slider.style.setProperty("--at", `${(100 * here) / last}%`);
     slider.setAttribute("aria-valuetext", `${data.labels[here]}: ${data.words[here]}`);
     $(".ngm-words").innerHTML = spelled(data.words[here]);
     element.dataset.frame = frame.toFixed(3);

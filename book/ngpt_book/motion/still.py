@@ -14,6 +14,7 @@ import numpy as np
 
 from ngpt_core.tools.theme import FONT
 
+from ..theme import words
 from .codec import decode
 from .marks import Panel
 
@@ -93,7 +94,7 @@ def _curve(spec: dict[str, Any], box: Box, frame: float) -> str:
         found += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{spec["head"]}" fill="{spec["color"]}"{hidden}/>'
     if spec["label"]:
         found += (
-            f'<text x="{x + 8:.1f}" y="{y + spec["drop"]:.1f}" fill="{spec["color"]}" font-weight="650"{hidden}>'
+            f'<text x="{x + 8:.1f}" y="{y + spec["drop"]:.1f}" {words(spec["color"])} font-weight="650"{hidden}>'
             f"{html.escape(spec['label'])}</text>"
         )
     return found
@@ -131,7 +132,7 @@ def _words(spec: dict[str, Any], box: Box, frame: float) -> str:
     )
     family = f' font-family="{html.escape(MONO)}"' if spec["mono"] else ""
     weight = ' font-weight="650"' if spec["bold"] else ""
-    look = f'fill="{spec["color"]}" font-size="{spec["size"]}" text-anchor="{spec["anchor"]}"'
+    look = f'{words(spec["color"])} font-size="{spec["size"]}" text-anchor="{spec["anchor"]}"'
     return f"<g {look}{family}{weight}>{texts}</g>"
 
 

@@ -28,7 +28,7 @@ BOOK = Path(__file__).parents[2]
 STYLE = Path(__file__).with_name("whole.css")
 SHEET = re.compile(r'<link[^>]*href="(_static/[^"?]+\.css)[^"]*"[^>]*>')
 # scripts, what hides the code of a figure, controls, and signs that mean something only on a screen
-SCREEN = """script, style, noscript, details.hide, a.headerlink, .ngx-plot, .ngx-panel, .ngx-save, .ngx-cover, .ngm-controls,
+SCREEN = """script, style, noscript, details.hide, a.headerlink, .ngx-plot, .ngx-panel, .ngx-save, .ngm-controls,
     .ngm-narrow, .ngl-live, .ngq-handles, .ngq-pad, .ngq-buttons, .ngq-verdict, .ngq-invite, .ngq-mine, .ngq-python, button,
     template"""
 REFERS = ("href", "xlink:href", "for", "aria-labelledby", "aria-describedby", "aria-controls")

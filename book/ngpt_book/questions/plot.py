@@ -5,6 +5,7 @@ it on a screen until the reader has committed to a curve.
 """
 
 import html
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from .forms import Axis, Curve
 
 WIDTH, HEIGHT = 640, 412
 LEFT, RIGHT, TOP, BOTTOM = 78, 622, 16, 338  # of the plot inside the picture
+WIDE = 12.5  # a character, as on a phone, where the type is largest
 MARGIN = 14  # around the plot, where a stroke may begin and end too
 
 
@@ -58,7 +60,7 @@ def _gap(box: tuple[float, float, float, float], points: np.ndarray) -> float:
 def name_of(heights: np.ndarray, others: list[np.ndarray], text: str, kind: str, taken: list[tuple]) -> str:
     """A curve's name, near the curve and away from the others and from the names before it (whose boxes are ``taken``)."""
     mine, rest = _points(heights), np.concatenate([_points(o) for o in others] or [np.full((1, 2), 1e4)])
-    width, best = 12.5 * len(text), None  # as on a phone, where the type is largest
+    width, best = WIDE * len(text), None
     for x, y in mine[8:-8:6]:
         for dx, dy in ((d, e) for d in (8, -width / 2, -8 - width) for e in (-10, -26, 28, 44)):
             box = (x + dx, y + dy - 19, x + dx + width, y + dy + 5)
@@ -78,9 +80,10 @@ def svg(curve: Curve) -> str:
     """The picture."""
     parts = []
     for value, text in ticks(curve.x).items():
-        x = f"{across(float(curve.x.place(value))):.1f}"
-        parts.append(f'<path class="ngq-grid" d="M{x} {TOP}V{BOTTOM}"/>')
-        parts.append(f'<text x="{x}" y="{BOTTOM}" dy="1.35em" text-anchor="middle">{text}</text>')
+        x = across(float(curve.x.place(value)))
+        inside = min(x, WIDTH - WIDE * len(re.sub("<[^>]*>", "", text)) / 2)  # the last one would be cut off on a phone
+        parts.append(f'<path class="ngq-grid" d="M{x:.1f} {TOP}V{BOTTOM}"/>')
+        parts.append(f'<text x="{inside:.1f}" y="{BOTTOM}" dy="1.35em" text-anchor="middle">{text}</text>')
     for value, text in ticks(curve.y).items():
         y = f"{up(float(curve.y.place(value))):.1f}"
         parts.append(f'<path class="ngq-grid" d="M{LEFT} {y}H{RIGHT}"/>')
@@ -95,10 +98,11 @@ def svg(curve: Curve) -> str:
         others = [curve.drawn(values)]
         title = name_of(others[0], [truth], name, "ngq-given-name", taken)
         parts.append(f'<path class="ngq-given" d="{path(others[0])}"/>{title}')
+    invited = next(y for y in map(up, (0.5, 0.7, 0.3)) if not any(t[1] - 25 < y < t[3] + 25 for t in taken))
     title = name_of(truth, others, "the true curve", "ngq-true ngq-true-name", taken)
     parts.append(f'<path class="ngq-true" d="{path(truth)}"/>{title}')
     parts.append('<path class="ngq-mine" d=""/><text class="ngq-mine-name" hidden>yours</text>')
-    parts.append(f'<text class="ngq-invite" x="{across(0.5):.0f}" y="{up(0.5):.0f}" text-anchor="middle"></text>')
+    parts.append(f'<text class="ngq-invite" x="{across(0.5):.0f}" y="{invited:.0f}" text-anchor="middle"></text>')
     size = f'width="{RIGHT - LEFT + 2 * MARGIN}" height="{BOTTOM - TOP + 2 * MARGIN}"'
     pad = f'<rect class="ngq-pad" data-margin="{MARGIN}" x="{LEFT - MARGIN}" y="{TOP - MARGIN}" {size}/>'
     alt = html.escape("Axes: " + ", ".join(f"{a.title} from {a.low:g} to {a.high:g}" for a in (curve.x, curve.y)) + ".")

@@ -82,7 +82,7 @@ def copy_files(app: Sphinx) -> None:
     static = Path(app.outdir) / "_static"
     static.mkdir(parents=True, exist_ok=True)
     mathematics.copy_files(static)
-    texts = {name: plotly_part.bundle(name) for name in plotly_part.BUNDLES}
+    texts = {"plotly-part.js": plotly_part.part()}
     texts |= {f"{part.name}.js": part.script(book=True) for part in lazy.PARTS.values()}
     app.config.ngpt_files = {name: f"{name}?v={hashlib.sha1(text.encode()).hexdigest()[:8]}" for name, text in texts.items()}
     texts |= {f"{part.name}.css": part.css.read_text(encoding="utf-8") for part in lazy.PARTS.values()}
@@ -209,7 +209,7 @@ def page_scripts(app: Sphinx, pagename: str, templatename: str, context: dict, d
         for name in parts:
             app.add_css_file(f"{name}.css")
         app.add_js_file(None, body="document.documentElement.classList.add('ngpt-js')", priority=100)
-        files = {name: address for name, address in app.config.ngpt_files.items() if name[:-3] in parts or "plotly" in name}
+        files = {n: address for n, address in app.config.ngpt_files.items() if n[:-3] in parts or n == "plotly-part.js"}
         app.add_js_file("lazy.js", loading_method="defer", priority=900, **{"data-files": json.dumps(files)})
     if "ngl" in marks:
         app.add_js_file("live.js", loading_method="defer", priority=901)

@@ -28,7 +28,7 @@ _TITLE_AGAIN = re.compile(r'(<div id="jb-print-docs-body" class="onlyprint">\s*)
 _TABS = re.compile(r'\s*<script[^>]*src="[^"]*design-tabs\.js[^"]*"[^>]*></script>')
 _ICON = re.compile(r"\bfa-([a-z][a-z0-9-]*)")
 _CHARACTER = re.compile(r"\bmjx-c([0-9A-F]+)\b")
-_RULE = re.compile(r"([^{}]+)\{([^{}]*)\}\s*")
+_RULE = re.compile(r'([^{}]+)\{(?:"(?:\\.|[^"\\])*"|[^{}"])*\}\s*')  # a string may be a brace
 _OUTLINE = re.compile(r'[{,]"?([a-z][a-z0-9-]*)"?:\[(\d+),(\d+),\[[^\]]*\],"([0-9a-f]+)",("[^"]*")\]')
 _VARIABLE = re.compile(r'(--pst-[a-z-]+): ?"([\ue000-\uf8ff])"')  # characters that only Font Awesome draws
 _LITERAL = re.compile(r'([^{}/@]+)\{[^{}]*content: ?"\\(f[0-9a-f]{3})"[^{}]*\}')

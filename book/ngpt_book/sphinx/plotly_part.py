@@ -17,9 +17,7 @@ from pathlib import Path
 import plotly
 
 SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-FLAT = ("scatter", "bar", "heatmap")
-SOLID = ("scatter3d", "surface")
-BUNDLES = {"plotly-flat.js": FLAT, "plotly-solid.js": (*FLAT, *SOLID)}
+TRACES = ("scatter", "bar", "heatmap")  # scatter3d and surface are drawn with scatter: explorer/scene.js
 
 SHAPE = (
     f"{SOURCE} does not have the shape that ngpt_book/sphinx/plotly_part.py cuts: {{what}}. "
@@ -69,6 +67,6 @@ def cut(text: str, traces: Collection[str]) -> str:
 
 
 @cache
-def bundle(name: str) -> str:
-    """One of ``BUNDLES``, from the installed plotly."""
-    return cut(SOURCE.read_text(encoding="utf-8"), BUNDLES[name])
+def part() -> str:
+    """The installed plotly with the book's ``TRACES``."""
+    return cut(SOURCE.read_text(encoding="utf-8"), TRACES)

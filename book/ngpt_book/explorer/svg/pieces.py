@@ -10,6 +10,7 @@ import numpy as np
 from plotly.colors import get_colorscale, hex_to_rgb, sample_colorscale
 
 from ...theme import SEQUENTIAL
+from ...theme import words as in_color
 from ..binding import numeric
 
 _DASH = {"dash": "8 5", "dot": "2 4", "dashdot": "8 4 2 4", "longdash": "12 6"}
@@ -52,7 +53,7 @@ def text(x: float, y: float, words: str, *, anchor: str = "middle", size: float 
     if len(rows) > 1:
         rows = [f'<tspan x="{num(x)}" dy="{1.2 * size * (k > 0):g}">{row}</tspan>' for k, row in enumerate(rows)]
     turned = f' transform="rotate({turn:g} {num(x)} {num(y)})"' if turn else ""
-    tint = f' fill="{color}"' if isinstance(color, str) and color else ""
+    tint = f" {in_color(color)}" if isinstance(color, str) and color else ""
     return f'<text x="{num(x)}" y="{num(y)}" text-anchor="{anchor}" font-size="{size:g}"{turned}{tint}>{"".join(rows)}</text>'
 
 
