@@ -239,10 +239,10 @@ def _torch(
     h: Tensor, weight: Tensor, targets: Tensor, s_z: Tensor | None, q: float | None, form: str, ignore_index: int, chunk: int
 ) -> Tensor:
     """LGP at q = 1 divides the ordinary gradients of h and W by mean(s_z), so it composes with torch's loss."""
-    if not hasattr(F, "linear_cross_entropy"):
-        raise ValueError(f"backend='torch' needs F.linear_cross_entropy, which torch {torch.__version__} lacks; use 'chunked'.")
     if (s_z is not None and q not in (1, None)) or wide(h.dtype) != h.dtype:
         raise ValueError(f"backend='torch' needs q = 1 or None in float32 or float64; got q = {q}, {h.dtype}. Use 'chunked'.")
+    if not hasattr(F, "linear_cross_entropy"):
+        raise ValueError(f"backend='torch' needs F.linear_cross_entropy, which torch {torch.__version__} lacks; use 'chunked'.")
     check_targets(targets, weight.shape[0], ignore_index)
     if s_z is not None:
         c = 1.0 if q is None else 1.0 / s_z.detach().mean()
