@@ -31,7 +31,6 @@ def run(forward, block, h, documents):
     return out.detach(), *torch.autograd.grad(loss, [h, *block.parameters()], allow_unused=True)
 
 
-@pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
 @pytest.mark.parametrize(
     ("at", "how"),
     [(0, "none"), (1, "none"), (2, "none"), (3, "none"), (0, "full"), (1, "selective"), (2, "selective")],
@@ -56,7 +55,6 @@ def test_every_kind_of_block_with_cudas_branches_is_one_graph(model, at, how, mo
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * float(y.abs().max()) + 1e-7)
 
 
-@pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
 @pytest.mark.filterwarnings("ignore:.* is not installed")
 @pytest.mark.parametrize(
     ("at", "installed"), [(0, True), (0, False), (1, True)], ids=["mamba", "mamba, no kernels", "attention"]
@@ -116,7 +114,6 @@ class Products(TorchDispatchMode):
         return out
 
 
-@pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
 @pytest.mark.parametrize(
     ("at", "how"),
     [(0, "selective"), (1, "selective"), (2, "selective"), (3, "full")],

@@ -13,8 +13,6 @@ from ngpt_core.nn.attention import Attention, document_mask
 from ngpt_core.nn.documents import Packed, pack, segments
 from ngpt_core.rehearsal import rehearse
 
-new_torch = pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
-
 
 def draw(B, T, share, seed):
     """Ids that never fall, with steps of several sizes."""
@@ -46,7 +44,6 @@ def test_a_batch_without_rows_has_no_documents():
         assert pack(torch.zeros(0, 5, dtype=torch.long)).offsets.tolist() == [0]
 
 
-@new_torch
 @pytest.mark.parametrize("theta", [None, 1e4])
 @pytest.mark.parametrize("kv", [2, 6])
 @pytest.mark.parametrize("normalized", [True, False])
@@ -66,7 +63,6 @@ def test_attention_without_a_mask_is_attention_with_it(monkeypatch, normalized, 
         torch.testing.assert_close(one, two)
 
 
-@new_torch
 def test_half_precision_takes_the_kernel_and_stays_close():
     module, documents = make().bfloat16(), draw(2, 23, 0.2, 5)
     h = torch.randn(2, 23, 24).bfloat16()
@@ -77,16 +73,10 @@ def test_half_precision_takes_the_kernel_and_stays_close():
 
 
 @pytest.mark.parametrize(
-    ("old", "dtype", "head_dim", "reason"),
-    [
-        (True, torch.bfloat16, 8, "install torch 2.12"),
-        (False, torch.float32, 8, "--precision bf16"),
-        (False, torch.bfloat16, 264, "up to 256"),
-        (False, torch.bfloat16, 12, "multiple of 8"),
-    ],
+    ("dtype", "head_dim", "reason"),
+    [(torch.float32, 8, "--precision bf16"), (torch.bfloat16, 264, "up to 256"), (torch.bfloat16, 12, "multiple of 8")],
 )
-def test_where_the_kernel_is_missing_the_mask_takes_over_with_one_warning(monkeypatch, old, dtype, head_dim, reason):
-    monkeypatch.setattr(attention, "_old_varlen", lambda: old)
+def test_where_the_kernel_is_missing_the_mask_takes_over_with_one_warning(dtype, head_dim, reason):
     attention._warn.cache_clear()
     module = make(head_dim=head_dim).to(dtype)
     h, documents = torch.randn(2, 11, 24).to(dtype), draw(2, 11, 0.3, 1)

@@ -68,7 +68,6 @@ def test_other_wrong_fast_paths_are_noticed(monkeypatch):
         assert wrong() == ["convolution: packed / one by one"]
 
 
-@pytest.mark.skipif(attention._old_varlen(), reason="torch 2.12 brings varlen_attn with scale and enable_gqa")
 def test_the_rows_of_a_gpu_compare_what_they_say(monkeypatch):
     """With the kernels' twins in place of the kernels, and a compiler that generates no code."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))

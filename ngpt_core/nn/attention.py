@@ -13,7 +13,6 @@ the two coordinates of a plane differently at every position. The two agree whil
 Shapes: B batch, T new tokens, S all tokens that can be seen, H query heads, G key and value heads, d_k head dimension.
 """
 
-import inspect
 import warnings
 from functools import cache as once
 
@@ -118,23 +117,11 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, documents: Packed, scale: float) -> 
     return out.view(B, T, H, -1)
 
 
-@once
-def _old_varlen() -> bool:
-    """Does this torch lack attention for sequences of several lengths with a scale and with fewer key than query heads?"""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return True
-    return not {"scale", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters)
-
-
 @torch.compiler.assume_constant_result
 def _takes_varlen(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
     """Can documents on this GPU do without a mask? Warns once if not: a mask of T x T takes much more memory and time."""
     reason = None
-    if _old_varlen():
-        reason = f"torch {torch.__version__} lacks varlen_attn with scale and enable_gqa: install torch 2.12 or newer"
-    elif dtype not in (torch.bfloat16, torch.float16):
+    if dtype not in (torch.bfloat16, torch.float16):
         reason = f"flash attention needs a half precision, and this is {dtype}: train with --precision bf16"
     elif head_dim > 256 or head_dim % 8:
         reason = f"flash attention takes heads of up to 256 dimensions, a multiple of 8, and these have {head_dim}"

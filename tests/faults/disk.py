@@ -14,6 +14,7 @@ import builtins
 import contextlib
 import io
 import os
+import pathlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,9 +96,15 @@ class Recorder:
         for name, function in real.items():
             setattr(os, name, wrapped(name, function))
         builtins.open = io.open = wrapped("open", real_open)
+        own = getattr(pathlib, "_NormalAccessor", None)  # pathlib's own references, in Python 3.10
+        kept = {name: x for name, x in vars(own).items() if name in (*CALLS, "open")} if own else {}
+        for name in kept:
+            setattr(own, name, staticmethod(io.open if name == "open" else getattr(os, name)))
         try:
             yield
         finally:
+            for name, function in kept.items():
+                setattr(own, name, function)
             for name, function in real.items():
                 setattr(os, name, function)
             builtins.open = io.open = real_open
