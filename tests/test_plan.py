@@ -23,11 +23,11 @@ from ngpt_core.train.flops import flops_per_token
 
 @pytest.mark.parametrize("change", [{}, {"activation": "swiglu"}, {"n_kv_heads": 2}])
 def test_flops_are_those_that_torch_counts(change):
-    """Forward and backward of a dense model, counted by torch from the operators that ran."""
+    """Forward and backward of a dense model, counted by torch from the operators that ran. (It does not know ours.)"""
     config = ng.preset("pico-dense", **change)
     model, T = ng.LanguageModel(config), 64
     tokens = torch.randint(256, (2, T))
-    with fused.plain(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # it does not know our operators
+    with fused.plain(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(tokens).square().mean().backward()
     attention = config.n_heads * config.head_dim * T * config.pattern.count("*") * 6  # torch sees products with all T keys
     assert counter.get_total_flops() / (2 * T) == pytest.approx(flops_per_token(config, T) + attention, rel=0.03)
