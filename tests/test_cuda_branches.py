@@ -123,6 +123,8 @@ def test_compiled_blocks_keep_no_more_than_their_checkpointing_says(model, at, h
     """With the partitioner that a GPU's compiler uses. (It kept everything once, since torch's modes saw only products.)"""
     if not model.config.normalized:
         pytest.skip("recomputing does not depend on the residual")
+    if how == "selective" and torch.__version__ < "2.13":
+        pytest.skip("torch 2.12 keeps everything: train/parallel.py warns")
     monkeypatch.setattr(attention, "_takes_varlen", lambda *_: True)
     block, documents = model.blocks[at], torch.tensor([[0] * 9 + [1] * 55, [0] * 30 + [2] * 34])
     h = sphere.random(2, 64, model.config.d_model).requires_grad_()

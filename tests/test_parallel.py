@@ -308,6 +308,16 @@ def test_impossible_layouts_are_errors():
             parallelize(net, TrainConfig(**change), World(torch.device("cpu"), size=size))
 
 
+def test_a_torch_that_keeps_everything_in_compiled_blocks_is_reported(monkeypatch):
+    import ngpt_core as ng
+    from ngpt_core.train.config import model_config
+
+    model, config = ng.LanguageModel(model_config(TINY)), TrainConfig(compile=True, activation_checkpointing="selective")
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.12.1"))
+    with pytest.warns(UserWarning, match=r"torch 2\.12\.1 keeps.* Install torch 2\.13"):
+        parallelize(model, config, World(torch.device("cpu")))
+
+
 def test_torchrun_runs_the_same_command(corpus, alone, tmp_path):
     run = new_run(corpus, tmp_path / "run", steps=STEPS)
     command = [

@@ -19,6 +19,7 @@ summed in one message (``Parallel.finish_gradients``).
 
 import hashlib
 import math
+import warnings
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -201,6 +202,12 @@ def parallelize(model: LanguageModel, config: TrainConfig, world: World) -> Para
     compiled = world.device.type == "cuda" if config.compile is None else config.compile
     if compiled:  # one graph per kind of block, shape and grad mode: 8, the default, are too few
         torch._dynamo.config.cache_size_limit = max(64, torch._dynamo.config.cache_size_limit)
+        if config.activation_checkpointing == "selective" and torch.__version__ < "2.13":
+            warnings.warn(
+                f"In compiled blocks torch {torch.__version__} keeps what --activation-checkpointing selective would compute "
+                "again: no memory is saved. Install torch 2.13 or newer, or choose full.",
+                stacklevel=2,
+            )
     for block in model.blocks:
         if float8 is not None:
             block.forward = in_float8(block.forward, float8)
