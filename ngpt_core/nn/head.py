@@ -295,7 +295,7 @@ class PositiveScale(Scale):
     def forward(self) -> Tensor:
         """s_eff > 0, the value used in the forward pass."""
         x = self.weight / self.scale
-        return self.init * torch.where(x > 1.0, x, torch.exp(x.clamp_max(1.0) - 1.0))
+        return self.init * torch.where(x >= 1.0, x, torch.exp(x.clamp_max(1.0) - 1.0))
 
 
 class Head(nn.Module):
