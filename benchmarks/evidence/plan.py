@@ -41,6 +41,7 @@ BUDGET = 41 * 60  # core-minutes: about 40 hours
 LIMIT = 100  # core-minutes of one run
 SPEED = {  # tokens a second on one core at a context of 512; the sides differ by less than a tenth
     "hybrid-0.2M": 27_000, "hybrid-0.5M": 15_000, "hybrid-1M": 8_700, "hybrid-3M": 4_700,
+    "dense-0.2M": 38_000, "dense-1M": 14_000, "dense-3M": 6_700,
 }  # fmt: skip
 SLOWER = {128: 0.95, 512: 1.0, 1024: 1.25, 2048: 1.3}  # by context, and by side:
 DEARER = {"gpt": 1.0, "ngpt": 1.0, "qk": 1.05, "muon": 1.2, "muonh": 1.2, "free": 1.05}
@@ -61,7 +62,7 @@ class Point:
 
     name: str
     item: int
-    """Of the issue's list; 6 is the last test."""
+    """Of the issue's list; 6 is the last test, 7 the rule of GPT's rate."""
     group: str
     model: str
     side: str
@@ -295,7 +296,27 @@ def last_test() -> list[Point]:
     return found
 
 
-LISTS: tuple[Callable[[], list[Point]], ...] = (contexts, sizes, exponents, mechanisms, peers, last_test)
+RATES_ADDED = "2026-11-19: the issue asks for a rule of GPT's rate, and the list had no dense model"
+RATES = {("dense-0.2M", 1000): 3, ("dense-0.2M", 4000): 3, ("dense-1M", 2000): 3, ("dense-3M", 1000): 4}  # rates of each
+HIGHEST = 0.0022  # GPT's peak rate without a rule
+
+
+def rates() -> list[Point]:
+    """GPT's rate in dense models: half as much from trial to trial, then the next as everywhere. The widest is the test of the
+    rule that follows from the others. nGPT, with the numbers of recipe.scaled, stands beside the two largest."""
+    found = []
+    for (model, steps), count in RATES.items():
+        gpt, ngpt = (base(7, f"rate-{model[6:]}-{steps}", model, s, CONTEXT, steps, added=RATES_ADDED) for s in ("gpt", "ngpt"))
+        for share in (0.5**i for i in range(count)):
+            found.append(_changed(gpt, f"tune.rate-{share:g}", {"recipe": {"lr": round(share * HIGHEST, 6)}}))
+        if count == 3:
+            found.append(_changed(gpt, "tune.rate-next", {"pick": "next"}))
+        if model != "dense-0.2M":
+            found.append(_changed(ngpt, "tune.rule", {}))
+    return found
+
+
+LISTS: tuple[Callable[[], list[Point]], ...] = (contexts, sizes, exponents, mechanisms, peers, last_test, rates)
 
 
 def plan() -> list[Point]:

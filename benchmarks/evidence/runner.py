@@ -43,6 +43,7 @@ MODELS = {  # name: (the model's fields, sequences of 128 bytes in a batch); the
     "dense-0.2M": (_dense(64, 4), 2),
     "dense-0.5M": (_dense(96, 4), 4),
     "dense-1M": (_dense(128, 5), 8),
+    "dense-3M": (_dense(192, 6), 8),  # of the second round: a test of the rule of GPT's rate
     "hybrid-0.2M": (_hybrid(64, "MEMEM*E", 48, 4), 2),
     "hybrid-0.5M": (_hybrid(104, "MEMEM*E", 80, 6), 4),
     "hybrid-1M": (_hybrid(136, "MEMEM*EME", 96, 8), 8),
