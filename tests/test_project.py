@@ -71,6 +71,8 @@ def test_notebooks_are_stored_with_outputs_and_small(path):
     cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
     assert all(c["execution_count"] for c in cells), "run make notebooks: a cell has never been executed"
     assert not any("widget-state" in json.dumps(c["outputs"]) for c in cells)
+    seen = ("".join(c["source"]).splitlines() for c in cells if not c["metadata"].get("tags"))
+    assert [line for lines in seen for line in lines if len(line) > 92] == []  # so many columns fit on a page
 
 
 def test_every_public_name_resolves():

@@ -75,7 +75,7 @@ def threshold_figure(v: dict) -> go.Figure:
         x=v["eps_x"], y=[0, 1], mode="lines", name="threshold", line={"color": COLORS["red"], "width": 1.5, "dash": "dash"}
     )
     figure.update_xaxes(title="√v̂", type="log", range=[-14.2, -1.8], **powers(-14, -12, -10, -8, -6, -4, -2))
-    figure.update_yaxes(range=[0, 1.05])
+    figure.update_yaxes(title="gate; coordinates, relative", range=[0, 1.05])
     return figure
 
 

@@ -126,12 +126,12 @@ def scaling_out_figure(v: dict) -> go.Figure:
     line = {"mode": "lines+markers", "line": {"color": COLORS["blue"], "width": 2.5}}
     figure.add_scatter(x=TICKS, y=v["ideal"], name="if nothing were lost", **dash, row=1, col=1)
     figure.add_scatter(x=TICKS, y=v["days"], name="days", **line, row=1, col=1)
-    figure.add_bar(x=TICKS, y=v["bill"], name="GPU hours, those of 8 being 1", marker_color=COLORS["teal"], row=2, col=1)
+    figure.add_bar(x=TICKS, y=v["bill"], name="GPU hours", marker_color=COLORS["teal"], showlegend=False, row=2, col=1)
     figure.update_xaxes(type="category")
     figure.update_xaxes(title="GPUs", row=2, col=1)
     ticks = [m * 10.0**k for k in range(-3, 4) for m in (1, 2, 5)]
     figure.update_yaxes(title="days", type="log", tickvals=ticks, row=1, col=1)  # each preset's own range: both lines are seen
-    figure.update_yaxes(title="GPU hours, relative", range=[0, 4], row=2, col=1)
+    figure.update_yaxes(title="GPU hours, 8 GPUs = 1", range=[0, 4], row=2, col=1)
     return figure.update_layout(height=480)
 
 

@@ -68,13 +68,17 @@ def _controls(question: Question, ident: str) -> str:
             return f'{_line(ident, "Your formula", "", "text")}<p class="ngq-note" id="{ident}-use">{use}</p>'
         case Curve():
             handles = "".join(
-                f"<label>{question.x.title}: {question.x.at(k / (HANDLES - 1)):.3g} "
+                f"<label>{question.x.title}: {_short(question.x.at(k / (HANDLES - 1)))} "
                 '<input type="range" min="0" max="100" value="50" autocomplete="off"></label>'
                 for k in range(HANDLES)
             )
             other = f'<details class="ngq-handles"><summary>Use sliders instead of drawing</summary>{handles}</details>'
             return f'<div class="ngq-plot">{plot.svg(question)}</div>{other}'
     raise TypeError(f"There is no form for a {type(question).__name__}.")
+
+
+def _short(x: float) -> str:
+    return f"{x:,.0f}" if abs(x) >= 10 else f"{x:.3g}"
 
 
 def _line(ident: str, label: str, unit: str, mode: str) -> str:
