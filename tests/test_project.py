@@ -75,6 +75,21 @@ def test_notebooks_are_stored_with_outputs_and_small(path):
     assert [line for lines in seen for line in lines if len(line) > 92] == []  # so many columns fit on a page
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "book").glob("*.ipynb")), ids=lambda p: p.name)
+def test_stored_outputs_carry_todays_scripts(path):
+    """Outside the book (Colab, a preview) a figure runs the script that was stored with it."""
+    pytest.importorskip("plotly", reason='the figures need plotly: pip install "ngpt-core[notebook]"')
+    from ngpt_book import explorer, live, motion, questions  # noqa: F401  (each registers its part)
+    from ngpt_book.lazy import PARTS, bundles
+
+    cells = json.loads(path.read_text())["cells"]
+    pages = ["".join(o["data"].get("text/html", "")) for c in cells for o in c.get("outputs", []) if "data" in o]
+    for name, part in PARTS.items():
+        wanted = part.bundle()
+        stored = {found[0] for page in pages for found in bundles(name).finditer(page)}
+        assert all(one in wanted for one in stored), f"{name}: run make notebooks ONLY=book/{path.name}"
+
+
 def test_every_public_name_resolves():
     import ngpt_core as ng
 
