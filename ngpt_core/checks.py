@@ -34,6 +34,13 @@ def is_within(x: object, low: float, *, open: bool = False) -> bool:
         return False
 
 
+def check_tensors(function: str, **values: object) -> None:
+    """ValueError unless each of these arguments of a public function is a tensor."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{function}: {name} must be a tensor; got {value!r}.")
+
+
 def is_count(x: object, least: int) -> bool:
     """Whether x is a whole number >= least; 500.0 counts."""
     return is_number(x) and (isinstance(x, Integral) or float(x).is_integer()) and bool(x >= least)

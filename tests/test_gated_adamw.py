@@ -631,6 +631,11 @@ def test_auto_written_between_steps_or_in_a_state_is_an_auto_gate():
     assert optimizer.param_groups[0]["eps_gate"] == other.param_groups[0]["eps_gate"] == ng.AutoGate()
 
 
+def test_what_holds_no_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"GatedAdamW takes parameters.*got 3"):
+        ng.GatedAdamW(3)
+
+
 @pytest.mark.parametrize("second", [dict(a=-1), dict(unit_dim=3), "a zero row", "the first again"], ids=str)
 def test_a_mistake_in_a_later_group_leaves_the_earlier_ones_unchanged(second):
     p, q = parameter(2, 3), parameter(2, 3)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ngpt_core import sphere
 from ngpt_core.config import ModelConfig
+from ngpt_core.nn import head
 from ngpt_core.nn import loss as loss_module
 from ngpt_core.nn.head import Head, PositiveScale, backward_scale, linear_cross_entropy, logit_scale, row_norms
 from ngpt_core.nn.scale import Scale
@@ -566,6 +567,9 @@ def test_a_target_outside_the_vocabulary_is_named(bad, backend):
         ({"denominator": 0}, "denominator must be one number > 0.*got 0"),
         ({"denominator": torch.ones(3)}, "denominator must be one number > 0"),
         ({"denominator": "a"}, "denominator must be one number > 0.*got 'a'"),
+        ({"h": 1.0}, "h must be a tensor; got 1.0"),
+        ({"targets": [0] * 5}, "targets must be a tensor"),
+        ({"s_z": 2.0}, "s_z must be a tensor; got 2.0"),
     ],
 )
 def test_a_wrong_argument_is_a_value_error_that_says_what_to_do(change, message):
@@ -573,6 +577,12 @@ def test_a_wrong_argument_is_a_value_error_that_says_what_to_do(change, message)
     linear_cross_entropy(**good)
     with pytest.raises(ValueError, match=message):
         linear_cross_entropy(**(good | change))
+
+
+@pytest.mark.parametrize("call", [lambda: logit_scale(1.0, 2.0), lambda: head.lgp_cross_entropy(None, None, None)])
+def test_what_is_not_a_tensor_is_refused_by_name(call):
+    with pytest.raises(ValueError, match=r"(u|h) must be a tensor; got"):
+        call()
 
 
 def test_the_backward_scale_refuses_what_logit_scale_refuses():

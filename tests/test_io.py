@@ -73,6 +73,12 @@ def test_a_compiled_model_is_saved_under_its_own_names(model, tmp_path):
     assert (ng.load(tmp_path).embedding.weight == model.embedding.weight).all()
 
 
+@pytest.mark.parametrize("what", [5, None], ids=str)
+def test_only_a_path_is_loaded(what):
+    with pytest.raises(ValueError, match=r"ngpt_core\.load takes the path of a folder.*got"):
+        ng.load(what)
+
+
 @pytest.mark.parametrize("what", ["x", None, torch.nn.Linear(2, 2)], ids=str)
 def test_only_a_model_is_saved(what, tmp_path):
     with pytest.raises(ValueError, match=r"ngpt_core\.save takes a LanguageModel.*got"):

@@ -133,6 +133,11 @@ def test_a_bad_moment_or_step_is_refused_by_name(k, beta2, rule):
         ng.growth_clip(torch.ones(2), torch.ones(2), k, beta2)
 
 
+def test_numbers_in_place_of_tensors_are_refused():
+    with pytest.raises(ValueError, match=r"growth_clip: g must be a tensor; got 1\.0"):
+        ng.growth_clip(1.0, 2.0, 3, 0.9)
+
+
 @pytest.mark.parametrize("shape", [(3,), (1,), (2, 2)], ids=str)
 def test_a_gradient_and_a_moment_of_two_shapes_are_refused(shape):
     with pytest.raises(ValueError, match=r"g and v must have one shape; got \[2\], \["):

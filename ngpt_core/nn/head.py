@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
-from ..checks import is_number, is_within
+from ..checks import check_tensors, is_number, is_within
 from ..config import ModelConfig
 from .embedding import readable
 from .loss import check_targets, chunk_length, cross_entropy_sum, wide
@@ -118,6 +118,7 @@ def logit_scale(u: Tensor, s_z: Tensor, q: float | None = 1.0, form: str = "rati
     tensor([0.5000, 1.0000, 1.5000])
     """
     q = _check_lgp(q, form)
+    check_tensors("logit_scale", u=u, s_z=s_z)
     if s_z.dim() != 1 or s_z.shape != u.shape[-1:]:
         raise ValueError(f"s_z must have one entry per token: s_z [V] for u [..., V]; got {_shapes(s_z=s_z, u=u)}.")
     _check_positive(s_z, q)
@@ -155,6 +156,7 @@ def lgp_cross_entropy(h: Tensor, weight: Tensor, targets: Tensor, q: float | Non
     weight: [V, d], as in ``row_norms``.
     targets, q, ignore_index: as in ``linear_cross_entropy``.
     """
+    check_tensors("lgp_cross_entropy", h=h, weight=weight, targets=targets)
     directions, s_z = row_norms(weight)
     return linear_cross_entropy(h, directions, targets, s_z, q, ignore_index)
 
@@ -209,6 +211,7 @@ def linear_cross_entropy(
         raise ValueError(f"reduction must be 'mean' or 'sum' (or pass denominator=); got {reduction!r}.")
     if backend not in ("chunked", "torch"):
         raise ValueError(f"backend must be 'chunked' or 'torch'; got {backend!r}.")
+    check_tensors("linear_cross_entropy", h=h, weight=weight, targets=targets, **({} if s_z is None else {"s_z": s_z}))
     h, weight = autocast(h, weight)
     _check_shapes(h, weight, targets, s_z)
     denominator = check_denominator(denominator)

@@ -65,6 +65,8 @@ def save(
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """The model that ``save`` wrote, on ``device``, in eval() mode. ValueError if the files are not exactly that."""
+    if not isinstance(folder, (str, os.PathLike)):
+        raise ValueError(f"ngpt_core.load takes the path of a folder that ngpt_core.save wrote; got {folder!r}.")
     folder, device = Path(folder), torch.device(device)
     torch.empty(1, device=device)  # torch's error for a missing device is clearer than safetensors'
     for name in (CONFIG, WEIGHTS):

@@ -118,6 +118,8 @@ class GatedAdamW(torch.optim.Optimizer):
         **unknown: NoReturn,
     ):
         rules.check_arguments(unknown)
+        if not isinstance(params, Iterable):
+            raise ValueError(f"GatedAdamW takes parameters, as of model.parameters(), or groups of them; got {params!r}.")
         self._watch = Watch(nonfinite)
         self.diagnostics: Diagnostics | None = None
         defaults = dict(lr=lr, betas=betas, eps_gate=eps_gate, eps_num=eps_num, a=a, weight_decay=weight_decay, decay=decay,

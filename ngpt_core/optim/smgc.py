@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..checks import is_count, is_within
+from ..checks import check_tensors, is_count, is_within
 
 __all__ = ["SMGC", "growth_clip"]
 
@@ -91,6 +91,7 @@ def growth_clip(
         raise ValueError(f"growth_clip: beta2 must be in [0, 1); got {beta2!r}.")
     if not isinstance(k, Tensor) and not is_count(k, 0):
         raise ValueError(f"growth_clip: k is an integer >= 0, completed steps; got {k!r}.")
+    check_tensors("growth_clip", g=g, v=v)
     if v.ndim and g.shape != v.shape:
         raise ValueError(f"growth_clip: g and v must have one shape; got {list(g.shape)}, {list(v.shape)}.")
     return clipped(g, v, k, beta2, setting)
