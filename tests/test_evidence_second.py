@@ -416,8 +416,12 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(second, tiny, tmp_path,
     whole = second.trial.run(point, tmp_path / "whole", [])
     assert second.trial.run(point, tmp_path / "parts", After(4)) is None
     found = second.trial.run(point, tmp_path / "parts", [])
-    for key in ("loss", "averaged", "curve", "recipe", "numbers"):
+    for key in ("loss", "averaged", "curve", "positions", "recipe", "numbers"):
         assert found[key] == whole[key], key
+    sizes = {16: 16, 32: 16, 64: 32}
+    assert [end for end, _ in whole["positions"]] == list(sizes)
+    mean = sum(sizes[end] * loss for end, loss in whole["positions"]) / 64
+    assert mean == pytest.approx(whole["loss"]["result"], abs=0.02)  # its windows are not padded; the other's last one is
     assert (whole["sessions"], found["sessions"]) == (1, 2)
     assert whole["loss"]["tuning"] < 6.0 and len(whole["curve"]) == second.trial.PARTS and whole["tokens"] == 8 * 256
     with pytest.raises(ValueError, match="was begun with"):  # its numbers may not change on the way

@@ -6,7 +6,8 @@ Everything that a stopped run needs is in FOLDER/NAME.pt, written every two minu
 from there. The losses are measured on both held-out texts: after every sixth of the run on a part, at its end on all of it.
 
 ``loss`` is that of the weights as they are; ``averaged`` that of their means over the last 5 and 20% of the steps, on the text
-that a trial is judged on, or a result. Schedule-free training has its own average, and no other.
+that a trial is judged on, or a result. Schedule-free training has its own average, and no other. ``positions``, of a result:
+[n, loss] of the bytes of a window up to the nth, from the n of the entry before.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from ngpt_core.config import ModelConfig
 from ngpt_core.data.corpus import Corpus
 from ngpt_core.files import new_file
 from ngpt_core.train.config import in_force
-from ngpt_core.train.evaluate import evaluate
+from ngpt_core.train.evaluate import evaluate, evaluate_positions
 from ngpt_core.train.run import prepare
 from ngpt_core.train.trainer import Trainer
 from ngpt_core.train.world import World
@@ -134,7 +135,18 @@ class Trial:
         for share, average in self.averages.items():
             with average.in_place(self.trainer.model):
                 averaged[share] = round(self.loss("tuning" if self.point.trial else "result"), 5)
-        return {"loss": found, "averaged": averaged, "curve": self.curve}
+        extra = {} if self.point.trial else {"positions": self.positions()}
+        return {"loss": found, "averaged": averaged, "curve": self.curve, **extra}
+
+    def positions(self) -> list[list[float]]:
+        """The loss on a part of the results' text by the place in a window, in octaves: what more context brings."""
+        context = self.point.context
+        with self._at_average():
+            places = [(self.data.result, 1.0)], 8 * GLANCE // context, max(1, 4096 // context), context
+            losses = evaluate_positions(self.trainer.model, *places)
+        self.trainer.model.train()
+        ends = [1 << k for k in range(4, context.bit_length())]
+        return [[end, round(sum(losses[start:end]) / (end - start), 4)] for start, end in zip([0, *ends], ends)]
 
     @contextlib.contextmanager
     def _at_average(self) -> Iterator[None]:
