@@ -177,7 +177,7 @@ def test_a_comparison_is_read_from_the_table(second):
         if point.group in ("context-128.gpt", "context-128.ngpt") and not point.trial and point.seed in (11, 12):
             share = point.steps / plan.TEN
             loss = 2.0 + 0.001 * point.seed + (law(share, 1.5) if point.side == "ngpt" else 0.0)
-            rows[point.name] = row(point, loss)
+            rows[point.name] = row(point, loss) | {"positions": [[16, loss + 1], [32, loss - 1]]}
     ((group, (whole, ratio)),) = second.verdict.comparisons(rows).items()
     assert second.verdict.freedom([{1.0: [0.1] * 3, 0.5: [0.1] * 3}, {1.0: [0.1] * 2}]) == 3
     assert group == "context-128.ngpt" and whole.mean == pytest.approx(law(1.0, 1.5)) and whole.n == 2
@@ -190,6 +190,9 @@ def test_a_comparison_is_read_from_the_table(second):
     assert (
         shown["tokens_per_parameter"] == pytest.approx(shown["tokens"] / shown["active"]) and shown["difference"] == whole.mean
     )
+    gpt = 2.0 + 0.001 * 11.5
+    assert shown["places"]["gpt"] == [[16, pytest.approx(gpt + 1)], [32, pytest.approx(gpt - 1)]]
+    assert shown["places"]["ngpt"][1] == [32, pytest.approx(gpt + law(1.0, 1.5) - 1)]
     assert second.verdict.summary({}, plan.plan())["comparisons"] == []
 
 

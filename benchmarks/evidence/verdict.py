@@ -105,6 +105,13 @@ def by_share(rows: Mapping[str, Mapping], group: str) -> dict[float, dict[int, f
     return dict(found)
 
 
+def by_place(rows: Mapping[str, Mapping], group: str) -> list[list[float]]:
+    """A group's loss by the place in the window, [end, mean over the seeds], of the schedules of the whole length."""
+    whole = by_share(rows, group).get(1.0, {})
+    runs = [rows[f"{group}.s{seed}.1"].get("positions") for seed in whole]
+    return [[of[0][0], sum(loss for _, loss in of) / len(of)] for of in zip(*filter(None, runs))]
+
+
 def baseline(group: str) -> str:
     """The group of the GPT that a group is compared with: the peers stand beside item 1's at their context."""
     label, _, _ = group.rpartition(".")
@@ -142,6 +149,7 @@ def summary(rows: Mapping[str, Mapping], every: Sequence[Point]) -> dict:
         found.append({
             "group": group, "model": point.model, "context": point.context, "active": active, "tokens": point.tokens,
             "tokens_per_parameter": point.tokens / active, "seeds": whole.n, "difference": whole.mean, **ratio._asdict(),
+            "places": {"gpt": by_place(rows, baseline(group)), "ngpt": by_place(rows, group)},
         })  # fmt: skip
     return {"finished": sum(p.name in rows for p in every), "planned": len(every), "comparisons": found}
 
@@ -150,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, default=TABLE)
     rows = read(parser.parse_args().table)
-    hours = sum(row["cpu_seconds"] + row["evaluation_seconds"] for row in rows.values()) / 3600
+    hours = sum(row["cpu_seconds"] + (row["evaluation_seconds"] or 0) for row in rows.values()) / 3600  # None: not kept
     print(f"{len(rows)} runs, {hours:.1f} core-hours")
     for row in rows.values():
         loss = row["loss"] or {"tuning": math.nan, "result": math.nan}

@@ -122,7 +122,13 @@ def _points() -> list[dict]:
     """Every comparison that has a ratio: of the first round with A or B, and of the second round."""
     first = [{**f, "numbers": "AB"[f["round"]], "context": SEQUENCE} for f in COMPARISONS.values()]
     second = [{**f, "numbers": "second round"} for f in DATA["second"]["comparisons"]]
-    return [f for f in (*first, *second) if f["ratio"]]
+    return [f for f in (*first, *second) if f["ratio"] or _below(f)]
+
+
+def _below(f: dict) -> float | None:
+    """The shortest schedule of a comparison, as a share, if nGPT is ahead with that already."""
+    bound = f.get("bound") or ""
+    return float(bound[2:]) if bound.startswith("< ") else None
 
 
 NUMBERS = tuple(dict.fromkeys(f["numbers"] for f in sorted(_points(), key=lambda f: len(f["numbers"]))))
@@ -137,14 +143,16 @@ def mapped(over: str, kind: str, numbers: str) -> dict:
     for size in SIZES:
         mine = sorted((f for f in found if f["model"].endswith(f"-{size}")), key=lambda f: (f[OVER[over]], f["tokens"]))
         assert len(mine) <= _MOST, "more comparisons of a size than the map has places for"
-        x, y, ends, at = (np.full(n, np.nan) for n in (_MOST, _MOST, 3 * _MOST, 3 * _MOST))
+        x, y, below = (np.full(_MOST, np.nan) for _ in range(3))
+        ends, at = (np.full(3 * _MOST, np.nan) for _ in range(2))
         for i, f in enumerate(mine):
             beside = sum(f[OVER[over]] == g[OVER[over]] for g in mine[:i])  # comparisons at one place stand side by side
-            x[i], y[i] = f[OVER[over]] * 1.05**beside, f["ratio"]
+            x[i], y[i] = f[OVER[over]] * 1.05**beside, f["ratio"] or _below(f)
+            below[i] = np.nan if f["ratio"] else y[i] - 0.03
             at[3 * i : 3 * i + 2] = x[i]
-            ends[3 * i : 3 * i + 2] = [f["ratio"] if e is None else e for e in (f["low"], f["high"])]
-        v |= {f"x{size}": x, f"y{size}": y, f"at{size}": at, f"ends{size}": ends}
-    least = min((f["ratio"] for f in found), default=np.nan)
+            ends[3 * i : 3 * i + 2] = [y[i] if e is None else e for e in (f["low"], f["high"])]
+        v |= {f"x{size}": x, f"y{size}": y, f"below{size}": below, f"at{size}": at, f"ends{size}": ends}
+    least = min((f["ratio"] or _below(f) for f in found), default=np.nan)
     return {**v, "n": len(found), "least": least}
 
 
@@ -159,6 +167,10 @@ def map_figure(v: dict) -> go.Figure:
             x=v[f"x{size}"], y=v[f"y{size}"], mode="lines+markers", name=f"{size} parameters",
             line={"color": color, "width": 1, "dash": "dot"}, marker={"size": 10, "color": color},
         )  # fmt: skip
+        figure.add_scatter(
+            x=v[f"x{size}"], y=v[f"below{size}"], mode="markers", showlegend=False, hoverinfo="skip",
+            marker={"size": 10, "color": color, "symbol": "triangle-down"},
+        )  # fmt: skip
     for y, words in ((1.0, "as many tokens as GPT"), (0.5, "half: the paper's figure for 30B")):
         line = {"color": COLORS["grey"], "width": 1, "dash": "dot"}
         figure.add_hline(y=y, line=line, annotation_text=words, annotation_position="top right")
@@ -172,6 +184,36 @@ def second_line(f: dict) -> str:
     low, high = ("..." if x is None else f"{x:.2f}" for x in (f["low"], f["high"]))
     name = f"{f['model']}, context {f['context']}, {f['tokens'] / 1e6:.1f}M tokens ({f['group']})"
     return f"{name}: {f['difference']:+.3f}, ratio {f['bound'] or format(f['ratio'], '.2f')} [{low}, {high}]"
+
+
+# ---- what more context brings ----------------------------------------------------------------------------------------
+LONGER = {str(f["context"]): f for f in DATA["second"]["comparisons"] if f["group"].startswith("context-")}
+"""Context -> its comparison in the second round: one model, one number of tokens."""
+_OCTAVES = 8  # of a window of 2,048
+
+
+def places(context: str) -> dict:
+    """The loss of both sides by the place in the window: how much is gained from what lies further back."""
+    found = LONGER[context]["places"]
+    ends = [end for end, _ in found["gpt"]]
+    pad = [np.nan] * (_OCTAVES - len(ends))
+    gpt, ngpt = ([loss for _, loss in found[side]] for side in ("gpt", "ngpt"))
+    x = [(start * end) ** 0.5 if start else end / 2 for start, end in zip([0, *ends], ends)]
+    last = {"first": gpt[0] - ngpt[0], "lead": gpt[-1] - ngpt[-1]}
+    return {"x": np.array(x + pad), "gpt": np.array(gpt + pad), "ngpt": np.array(ngpt + pad), **last}
+
+
+def places_figure(v: dict) -> go.Figure:
+    figure = go.Figure()
+    for key, name, color, symbol in (("gpt", "GPT", GPT, "square"), ("ngpt", "nGPT", NGPT, "circle")):
+        figure.add_scatter(
+            x=v["x"], y=v[key], mode="lines+markers", name=name, line={"color": color, "width": 2.5},
+            marker={"size": 8, "color": color, "symbol": symbol},
+        )  # fmt: skip
+    ticks = [2**k for k in range(4, 12)]
+    figure.update_xaxes(title="place in the window, bytes", type="log", tickvals=ticks, ticktext=[f"{t:,}" for t in ticks])
+    figure.update_yaxes(title="held-out loss, nats per byte")
+    return figure.update_layout(height=360)
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
