@@ -14,14 +14,20 @@ def test_a_comparison_of_the_second_round_is_on_the_map(monkeypatch):
     new = {
         "model": "hybrid-0.5M", "group": "context-512.ngpt", "context": 512, "active": 485_000, "tokens": 4_700_000,
         "tokens_per_parameter": 9.7, "seeds": 3, "difference": -0.04, "ratio": 0.7, "low": None, "high": 0.8, "bound": "",
+        "gpt": 1.31, "ngpt": 1.27, "places": {"gpt": [[16, 1.7], [32, 1.4]], "ngpt": [[16, 1.6], [32, 1.1]]},
     }  # fmt: skip
     unknown = {**new, "group": "context-2048.ngpt", "context": 2048, "ratio": None, "bound": "< 0.50"}
     monkeypatch.setitem(evidence.DATA, "second", {"finished": 28, "planned": 269, "comparisons": [new, unknown]})
     found = evidence.mapped("context", "hybrid", "second round")
-    assert found["n"] == 1 and found["least"] == 0.7
-    assert found["x0.5M"][0] == 512 and list(found["ends0.5M"][:2]) == [0.7, 0.8] and np.isnan(found["x0.5M"][1:]).all()
-    assert len(evidence.map_figure(found).data) == 2 * len(evidence.SIZES)
-    assert evidence.second_line(new).endswith("-0.040, ratio 0.70 [..., 0.80]") and "< 0.50" in evidence.second_line(unknown)
+    assert found["n"] == 2 and found["least"] == 0.5
+    assert list(found["x0.5M"][:2]) == [512, 2048] and np.isnan(found["x0.5M"][2:]).all()
+    assert list(found["ends0.5M"][:2]) == [0.7, 0.8] and np.isnan(found["below0.5M"][0]) and found["below0.5M"][1] < 0.5
+    assert len(evidence.map_figure(found).data) == 3 * len(evidence.SIZES)
+    _, first, second = evidence.second_table()
+    assert first.endswith("512  1.310 1.270 0.70 (...-0.80)") and "< 0.50" in second
+    monkeypatch.setitem(evidence.LONGER, "512", new)
+    v = evidence.places("512")
+    assert list(v["x"][:2]) == [8, math.sqrt(16 * 32)] and v["first"] == pytest.approx(0.1) and v["lead"] == pytest.approx(0.3)
 
 
 def test_every_ratio_of_the_first_round_is_on_the_map_once():

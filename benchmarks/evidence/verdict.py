@@ -141,6 +141,7 @@ def freedom(comparisons: Iterable[Mapping[float, Sequence[float]]]) -> int:
 def summary(rows: Mapping[str, Mapping], every: Sequence[Point]) -> dict:
     """What the book draws: how far the round is, and nGPT's comparisons with their settings."""
     found = []
+    mean = lambda group: sum(x := by_share(rows, group)[1.0].values()) / len(x)  # noqa: E731
     for group, (whole, ratio) in comparisons(rows).items():
         point = max((p for p in every if p.group == group), key=lambda p: p.tokens, default=None)
         if point is None or point.side != "ngpt" or ratio is None or whole is None:
@@ -149,9 +150,24 @@ def summary(rows: Mapping[str, Mapping], every: Sequence[Point]) -> dict:
         found.append({
             "group": group, "model": point.model, "context": point.context, "active": active, "tokens": point.tokens,
             "tokens_per_parameter": point.tokens / active, "seeds": whole.n, "difference": whole.mean, **ratio._asdict(),
+            "between": [whole.low, whole.high], "gpt": mean(baseline(group)), "ngpt": mean(group),
             "places": {"gpt": by_place(rows, baseline(group)), "ngpt": by_place(rows, group)},
         })  # fmt: skip
-    return {"finished": sum(p.name in rows for p in every), "planned": len(every), "comparisons": found}
+    singles = {name: rows[name]["loss"]["tuning"] for name in SINGLES if name in rows}
+    return {"finished": sum(p.name in rows for p in every), "planned": len(every), "comparisons": found,
+            "trials": tried(rows), "singles": singles}  # fmt: skip
+
+
+SINGLES = ("size-0.5M-20.gpt.tune.rate-1", "peers.qk.tune.rate-1")  # single runs that the text mentions
+
+
+def tried(rows: Mapping[str, Mapping]) -> dict[str, dict[str, float]]:
+    """Of the finished contexts: a side's trials with nothing but another rate, rate -> loss on the text of the trials."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, row in rows.items():
+        if name.startswith("context-") and ".tune.rate-" in name and row["loss"] is not None:
+            found[row["group"]][f"{row['recipe'][rate_of(row['side'])]:g}"] = row["loss"]["tuning"]
+    return {group: losses for group, losses in found.items() if len(losses) == 4}
 
 
 def main() -> None:

@@ -179,11 +179,14 @@ def map_figure(v: dict) -> go.Figure:
     return figure
 
 
-def second_line(f: dict) -> str:
-    """A comparison of the second round in a line."""
-    low, high = ("..." if x is None else f"{x:.2f}" for x in (f["low"], f["high"]))
-    name = f"{f['model']}, context {f['context']}, {f['tokens'] / 1e6:.1f}M tokens ({f['group']})"
-    return f"{name}: {f['difference']:+.3f}, ratio {f['bound'] or format(f['ratio'], '.2f')} [{low}, {high}]"
+def second_table() -> list[str]:
+    """The comparisons of the second round, as lines."""
+    lines = [f"{'':22s}   GPT  nGPT  token ratio"]
+    for f in DATA["second"]["comparisons"]:
+        low, high = ("..." if x is None else f"{x:.2f}" for x in (f["low"], f["high"]))
+        name = f"{f['model']} {f['tokens'] / 1e6:.1f}M, {f['context']}"
+        lines.append(f"{name:22s} {f['gpt']:.3f} {f['ngpt']:.3f} {f['bound'] or format(f['ratio'], '.2f')} ({low}-{high})")
+    return lines
 
 
 # ---- what more context brings ----------------------------------------------------------------------------------------
