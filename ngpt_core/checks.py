@@ -38,7 +38,7 @@ def check_tensors(function: str, **values: object) -> None:
     """ValueError unless each of these arguments of a public function is a tensor."""
     for name, value in values.items():
         if not isinstance(value, Tensor):
-            raise ValueError(f"{function}: {name} must be a tensor; got {value!r}.")
+            raise ValueError(f"{function}: {name} must be a tensor; got {type(value).__name__}.")
 
 
 def is_count(x: object, least: int) -> bool:

@@ -134,7 +134,7 @@ def test_a_bad_moment_or_step_is_refused_by_name(k, beta2, rule):
 
 
 def test_numbers_in_place_of_tensors_are_refused():
-    with pytest.raises(ValueError, match=r"growth_clip: g must be a tensor; got 1\.0"):
+    with pytest.raises(ValueError, match=r"growth_clip: g must be a tensor; got float"):
         ng.growth_clip(1.0, 2.0, 3, 0.9)
 
 

@@ -150,7 +150,7 @@ def summary(rows: Mapping[str, Mapping], every: Sequence[Point]) -> dict:
         found.append({
             "group": group, "model": point.model, "context": point.context, "active": active, "tokens": point.tokens,
             "tokens_per_parameter": point.tokens / active, "seeds": whole.n, "difference": whole.mean, **ratio._asdict(),
-            "between": [whole.low, whole.high], "gpt": mean(baseline(group)), "ngpt": mean(group),
+            "gpt": mean(baseline(group)), "ngpt": mean(group),
             "places": {"gpt": by_place(rows, baseline(group)), "ngpt": by_place(rows, group)},
         })  # fmt: skip
     singles = {name: rows[name]["loss"]["tuning"] for name in SINGLES if name in rows}
