@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -537,3 +538,17 @@ def test_long_constant_arrays_on_a_logarithmic_axis_keep_their_digits():
     packed = next(a for a in page.figure_spec(binding.tree_of(figure))["arrays"].values() if a["kind"] == "f4")
     decoded = np.frombuffer(base64.b64decode(packed["data"]), "<f4")
     assert np.abs(decoded / x - 1).max() < 1e-6
+
+
+def test_the_number_of_a_page_under_a_chapter_is_taken_back_before_the_next_build():
+    """Sphinx's own numbers run again when a page changed, and fail on one that they did not give."""
+    title = nodes.reference("", "", anchorname="")
+    env = SimpleNamespace(
+        titles={"09_does_it_work": nodes.title()},
+        tocs={"09_does_it_work": nodes.bullet_list("", nodes.list_item("", title))},
+        toc_secnumbers={},
+    )
+    app = SimpleNamespace(srcdir=Path(__file__).parent.parent / "book")
+    assert extension.number_pages(app, env) == ["09_does_it_work"] and title["secnumber"] == (9, 1)
+    assert extension.forget_numbers(app, env) == []
+    assert "secnumber" not in title and "secnumber" not in env.titles["09_does_it_work"]

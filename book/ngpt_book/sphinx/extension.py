@@ -25,6 +25,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -112,18 +113,31 @@ def take_out_bundles(app: Sphinx, doctree: nodes.document) -> None:
             node.rawsource = text
 
 
+def _pages_of_chapters(app: Sphinx, env) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(page, its number, such as (8, 1)) of the pages under a chapter."""
+    for page, number in reading.numbers(Path(app.srcdir) / "_toc.yml").items():
+        if "." in number and page in env.titles:
+            yield page, tuple(map(int, number.split(".")))
+
+
+def forget_numbers(app: Sphinx, env) -> list[str]:
+    """Take back what ``number_pages`` gave in an earlier build: Sphinx's own numbers would stumble over it."""
+    for page, _ in _pages_of_chapters(app, env):
+        for place in (env.titles[page], next(env.tocs[page].findall(nodes.reference))):
+            place.attributes.pop("secnumber", None)
+    return []  # no page changes by that
+
+
 def number_pages(app: Sphinx, env) -> list[str]:
     """Give the pages under a chapter numbers like 8.1. Sphinx would number the sections of every page with them."""
     changed = []
-    for page, number in reading.numbers(Path(app.srcdir) / "_toc.yml").items():
-        if "." in number and page in env.titles:
-            parts = tuple(map(int, number.split(".")))
-            title, *sections = env.tocs[page].findall(nodes.reference)
-            found = {title["anchorname"]: parts, **{section["anchorname"]: None for section in sections}}
-            if env.toc_secnumbers.get(page) != found:
-                env.toc_secnumbers[page] = found
-                changed.append(page)
-            env.titles[page]["secnumber"] = title["secnumber"] = parts
+    for page, parts in _pages_of_chapters(app, env):
+        title, *sections = env.tocs[page].findall(nodes.reference)
+        found = {title["anchorname"]: parts, **{section["anchorname"]: None for section in sections}}
+        if env.toc_secnumbers.get(page) != found:
+            env.toc_secnumbers[page] = found
+            changed.append(page)
+        env.titles[page]["secnumber"] = title["secnumber"] = parts
     return changed
 
 
@@ -261,6 +275,7 @@ def setup(app: Sphinx) -> dict:
     app.connect("doctree-resolved", drop_kernels, priority=900)
     app.connect("doctree-resolved", keep_together, priority=900)
     app.connect("doctree-resolved", wrap_sentences, priority=900)
+    app.connect("env-get-updated", forget_numbers, priority=100)  # before Sphinx's own numbers
     app.connect("env-get-updated", number_pages, priority=900)  # after Sphinx's own numbers
     app.connect("doctree-resolved", number_figures, priority=900)
     app.connect("build-finished", light.lighten)
